@@ -46,7 +46,7 @@ pub(super) fn operator_token() -> Arc<str> {
 /// Reads the admin port of the agent that runs with this state directory, and its operator token.
 ///
 /// # Errors
-/// The reason why the port or the token is not known, as a sentence.
+/// A sentence that says why the port or the token is not known.
 pub(super) fn admin(directory: &Path) -> Result<(SocketAddr, String), String> {
     let file = StateFile::new(directory, FILE);
     let path = file.path().display();

@@ -21,7 +21,8 @@ use std::time::Duration;
 use wire::annotation_keys;
 use wire::node::NodeObject;
 
-/// Attempts for a Node that changes meanwhile: the kubelet writes to it every few seconds at most.
+/// Attempts if the Node changes between the read and the write. The kubelet writes to its Node at most every few
+/// seconds.
 const TRIES: usize = 5;
 /// A running agent reads its Node at least this often, and restores what was removed.
 const WRITES_AGAIN_WITHIN: Duration = Duration::from_secs(15);
@@ -43,9 +44,9 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    /// Finds them on this Node. HAMi's scheduler overwrites the handshake with a request. Such a request counts as
-    /// the agent's only if the register annotation is the agent's; otherwise it is left for the plugin that answers
-    /// it.
+    /// Finds the agent's annotations and labels on this Node. HAMi's scheduler overwrites the handshake annotation with
+    /// a request. The request counts as the agent's only if the register annotation is the agent's; otherwise it stays
+    /// for the device plugin that answers it.
     pub(super) fn on(node: &NodeObject) -> Ours {
         let register = node.annotated_by(annotation_keys::REGISTER, ANNOTATOR);
         let requested = register && node.annotation(annotation_keys::HANDSHAKE).is_some();
@@ -60,12 +61,12 @@ impl Ours {
         }
     }
 
-    /// Whether the Node has none of them.
+    /// Whether the Node has no annotation or label that an agent wrote.
     pub(super) fn is_empty(&self) -> bool {
         self.annotations.is_empty() && self.labels.is_empty()
     }
 
-    /// Removes them from the Node on which they were found.
+    /// Removes these annotations and labels from `seen`, the Node on which they were found.
     pub(super) async fn remove(&self, api: &ApiServer, seen: &NodeObject) -> Result<(), ApiError> {
         api.clean_node((&self.annotations, &self.labels), &seen.version).await
     }
@@ -105,7 +106,7 @@ async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
     let agent = match scope {
         Scope::One(_) => "the agent of this node",
         Scope::All => {
-            // An agent that is about to end may write once more.
+            // Wait before the last look: an agent that is about to end may write once more.
             let pause = if cleaned > 0 { WRITES_AGAIN_WITHIN } else { Duration::ZERO };
             tokio::time::sleep(pause).await;
             "an agent"

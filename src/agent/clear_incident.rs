@@ -12,14 +12,14 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-/// How long a request waits for the task that owns the node state, which answers within milliseconds.
+/// How long a request waits for the node task, which answers within milliseconds.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// Stands for every GPU in the path.
+/// The last part of the path, if the request is about every GPU.
 pub(super) const ALL: &str = "all";
-/// Length of the queue to the task that owns the node state.
+/// Length of the queue to the node task.
 pub(super) const QUEUE: usize = 4;
 
-/// A clear request to the task that owns the node state.
+/// A request to the node task to clear incidents.
 #[derive(Debug)]
 pub(super) struct ClearIncident {
     /// The GPU; `None` for all.

@@ -1,6 +1,6 @@
-//! The end of an agent that reports to an extender: the agent requests that the leader binds no more pods to this
-//! node, and stays until each bound pod has passed `Allocate`. The kubelet fails a pod that needs GPUs while no agent
-//! runs, and does not try it again.
+//! How an agent that reports to an extender stops. It asks the leader to bind no more pods to this node, and keeps
+//! running until every bound pod has passed `Allocate`. If a pod needs GPUs while no agent runs, the kubelet fails the
+//! pod and does not retry.
 //!
 //! ```text
 //!   SIGTERM ──▶ stream: phase "leaving" ──▶ leader ──awaited pods──▶ stream ── all have passed Allocate ──▶ drain
@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// How long the agent stays for bound pods. The kubelet calls `Allocate` within seconds of the binding; a pod that
-/// waits longer waits for something else, such as a volume.
+/// How long a stopping agent waits for bound pods. The kubelet calls `Allocate` within seconds of the binding. If it
+/// takes longer, the pod is waiting for something else, such as a volume.
 const STAYS: Duration = Duration::from_secs(20);
 
 /// Whether the agent may leave.
@@ -23,29 +23,29 @@ pub(crate) enum LeaveState {
     NoStream,
     /// No stream is open, but a stream was open a moment ago: the agent looks for the next leader.
     Between,
-    /// The leader has not answered, or this number of pods has not reached `Allocate` yet, if the number is known.
+    /// This number of bound pods has not reached `Allocate` yet; `None` if the leader has not answered.
     Waits(Option<usize>),
     /// No more pods are bound here, and every bound pod has reached `Allocate`.
     MayLeave,
 }
 
-/// The end that the stopping agent uses.
+/// The stopping agent's half of the channels.
 #[derive(Debug)]
 pub(crate) struct Departure {
     asks: watch::Sender<bool>,
     state: watch::Receiver<LeaveState>,
 }
 
-/// The end that the stream uses.
+/// The stream's half of the channels.
 #[derive(Debug)]
 pub(crate) struct DepartureSeen {
     /// Whether the agent is about to stop.
     pub(crate) leaving: watch::Receiver<bool>,
-    /// Whether it may stop.
+    /// Whether the agent may stop.
     pub(crate) state: watch::Sender<LeaveState>,
 }
 
-/// Returns both ends.
+/// Makes both halves.
 pub(crate) fn departure() -> (Departure, DepartureSeen) {
     let (asks, leaving) = watch::channel(false);
     let (state, seen) = watch::channel(LeaveState::NoStream);
@@ -60,7 +60,7 @@ impl Departure {
         }
         self.asks.send_replace(true);
         tracing::info!("asked the extender to bind no more pods to this node; bound pods may still get their GPUs");
-        // A broken stream may be open again within this time.
+        // If the stream breaks, it may reopen within this time.
         if timeout(STAYS, self.state.wait_for(|state| *state == LeaveState::MayLeave)).await.is_ok() {
             tracing::info!("all pods that are bound to this node have asked for their GPUs");
             return;

@@ -1,5 +1,5 @@
-//! Finds out whether the chart's admission policies are in force: at the start, every hour while all are in force,
-//! and otherwise more often. It sends dry-run writes (`dryRun=All`), which the API server checks but does not make:
+//! Finds out whether the chart's admission policies are in force: at the start, every hour while all are in force, and
+//! otherwise more often. It sends dry-run writes (`dryRun=All`), which the API server checks but does not carry out:
 //! for each policy, one write that the policy must refuse, and one write that the agent itself needs.
 
 use apiserver::ApiError;
@@ -17,19 +17,19 @@ use tokio_util::sync::CancellationToken;
 use wire::annotation_keys;
 
 /// Pause before the second check, doubled after each further check. A policy takes effect some seconds after its
-/// creation, and the first pod of a node may arrive late.
+/// creation, and two of the policies can be checked only when the node has a pod.
 const FIRST: Duration = Duration::from_secs(10);
-/// Longest pause while a policy is not in force: a cluster may stay unguarded for good, and every check is up to six
-/// requests per node.
+/// Longest pause while a policy is not in force. Some clusters never install the policies, and each check sends up to
+/// six requests per node.
 const LONGEST: Duration = Duration::from_secs(600);
-/// Pause between two checks while all policies are in force. Metric and `/readyz` show a deleted policy within the
-/// hour, and with a thousand nodes the API server gets two such writes a second.
+/// Pause between two checks while all policies are in force. The metric and `/readyz` show a deleted policy within
+/// about an hour, and a thousand nodes send less than two such writes a second.
 const HOURLY: Duration = Duration::from_secs(3600);
 
 /// The known state of each policy.
 pub(crate) type Guards = BTreeMap<AdmissionPolicy, PolicyGuard>;
 
-/// The result of the last check, and the pause before the next one.
+/// The results of the last check, and the pauses between checks.
 #[derive(Debug)]
 struct CheckHistory {
     last: Guards,
@@ -43,8 +43,8 @@ impl Default for CheckHistory {
 }
 
 impl CheckHistory {
-    /// The results of a check that count. A policy counts as not in force only after two checks in a row with this
-    /// result: the installation of the chart may be under way.
+    /// Selects the results that count. A policy counts as not in force only after two checks in a row with the same
+    /// result, because the chart may be installing just now.
     fn counts<'a>(&self, found: &'a Guards) -> impl Iterator<Item = (&'a AdmissionPolicy, &'a PolicyGuard)> {
         found.iter().filter(|(policy, guard)| **guard == PolicyGuard::InForce || self.last.get(policy) == Some(guard))
     }
@@ -153,7 +153,7 @@ impl Guarding {
         tried.into_iter().filter_map(|(policy, no, yes)| Some((policy, judge(policy, no, yes)?))).collect()
     }
 
-    /// A pod of this node that is not about to end.
+    /// A pod of this node that has not ended and is not being deleted.
     fn any_pod(&self) -> Option<(PodUid, PodRef)> {
         let pods = self.pods.borrow();
         let pod = pods.as_ref()?.pods.iter().find(|pod| pod.deleted_at.is_none() && !pod.ended())?;
@@ -191,7 +191,8 @@ fn write_result(what: &'static str, written: Result<(), ApiError>) -> TriedWrite
     }
 }
 
-/// The policy that refuses the write, found by the end of its name: the name starts with the chart's release.
+/// The policy that refuses the write. It is found by the end of its name, because the name starts with that of the
+/// chart's release.
 fn refused_by(text: &str) -> Option<AdmissionPolicy> {
     let (_, named) = text.split_once("ValidatingAdmissionPolicy '")?;
     let (name, _) = named.split_once('\'')?;

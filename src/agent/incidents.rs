@@ -65,7 +65,7 @@ impl IncidentKeeper {
         let mut refused = false;
         loop {
             tokio::select! {
-                // Without a change the file is not written: the next agent may have written it already.
+                // Do not write an unchanged file: the next agent may already have written it.
                 () = stop.cancelled() => if !kept.has_changed().unwrap_or(false) { return Ok(()) },
                 Ok(()) = kept.changed() => {}
             }

@@ -6,8 +6,8 @@
 //!   the Service ──▶ an extender: serves, or names the leader ──▶ the leader;  afterwards the Service again
 //! ```
 //!
-//! The token file is read for each stream. When it has a newer token, a stream with the newer token replaces the open
-//! stream.
+//! The agent reads the token file for each stream. When the file has a newer token, a stream with that token replaces
+//! the open stream.
 //!
 //! What must never happen here: an agent that does not share the GPUs yet opens a stream; thousands of agents retry
 //! immediately after a failure at the same time; a stream ends because its token has expired, although a newer token
@@ -36,15 +36,15 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use wire::token;
 
-/// How long after a leader's last message the agent expects another leader. A change of the leader takes half a
-/// minute in a cluster of 5,000 nodes.
+/// For this long after a stream to a leader has ended, the agent expects to find the next leader. A leader change takes
+/// half a minute in a cluster of 5,000 nodes.
 const BETWEEN: Duration = Duration::from_secs(60);
-/// Time to connect and to get the start of an extender's answer.
+/// Time limit for connecting and for receiving the start of an extender's answer.
 const BEGINS_WITHIN: Duration = Duration::from_secs(15);
-/// Silence of the leader after which the agent connects again: two of its messages are missing, for example because
-/// its node has lost power.
+/// The agent reconnects if the leader sends nothing for this long. By then two of the leader's messages are missing,
+/// for example because its node has lost power.
 const SILENCE: Duration = Duration::from_secs(22);
-/// Time to read the last message of a stream to which nothing can be sent any more.
+/// After a send on a stream has failed, time to read the leader's last message from it.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Maximum size of a file: a token has 1 to 2 KiB, and three certificates have 3 KiB.
 const MAX_FILE: u64 = 64 << 10;
@@ -63,13 +63,13 @@ pub(super) struct LeaderStream {
 enum StreamEnd {
     /// The extender named the leader.
     Named(Arc<str>),
-    /// The stream worked before, and is broken.
+    /// The stream worked, and then broke.
     Broken(String),
     /// The stream never worked.
     Failed(String),
 }
 
-/// A source of the report has ended, because the agent ends.
+/// The agent is stopping, so a channel that feeds the report has closed.
 struct AgentEnds;
 
 impl LeaderStream {
@@ -82,12 +82,12 @@ impl LeaderStream {
     }
 
     async fn report_for_ever(&mut self) -> AgentEnds {
-        // Until then, another agent shares the GPUs and reports the node.
+        // Until this agent shares the GPUs, the previous agent may still share them and report the node.
         if self.progress.wait_for(|progress| *progress == Progress::Shares).await.is_err() {
             return AgentEnds;
         }
         let (mut search, mut reported) = (LeaderSearch::new(self.settings.address.as_str().into()), true);
-        // The last time when there was a leader.
+        // The last time when a leader was known.
         let mut led = None::<Instant>;
         loop {
             let address = Arc::clone(search.address());
@@ -143,7 +143,7 @@ impl LeaderStream {
         };
         let (mut pace, mut view, mut heard) = (ReportPace::default(), None::<LeaderView>, Instant::now());
         let mut looks = stream.token.next_look();
-        // The previous stream and its report state, until the first message of the stream that replaces it.
+        // The previous stream and its report state. They are kept until the new stream has received its first message.
         let mut replaced = None;
         'stream: loop {
             let end = 'turn: {
@@ -155,8 +155,7 @@ impl LeaderStream {
                     self.judge(view);
                 }
                 tokio::select! {
-                    // A message that arrived while the loop waited for something else is read before the stream ends
-                    // because of silence.
+                    // Read a message that has already arrived before the timer for silence can end the stream.
                     biased;
                     answer = stream.messages.next() => {
                         heard = Instant::now();
@@ -182,7 +181,8 @@ impl LeaderStream {
                 }
                 continue 'stream;
             };
-            // The new stream was refused, or has reached an extender that does not lead.
+            // If the new stream was refused, or has reached an extender that does not lead, continue with the previous
+            // stream.
             let Some(before) = replaced.take() else { return Ok(end) };
             tracing::debug!(%address, "the new stream was refused; the previous stream continues");
             ((stream, pace), heard) = (before, Instant::now());
@@ -190,8 +190,8 @@ impl LeaderStream {
         }
     }
 
-    /// A stream with a newer token, if there is one. The old stream is used while its token is valid, so that the
-    /// extender never sees the node without its agent.
+    /// Opens a stream with a newer token, if the token file has one. The old stream stays open until the new stream
+    /// works, so the extender always has a stream from this node.
     async fn renewed(&self, token: &OwnToken, address: &Arc<str>) -> Option<Opened> {
         let newer = OwnToken::read(&self.settings.token_file).await;
         let newer = newer.ok().filter(|newer| newer.text != token.text)?;
@@ -231,7 +231,8 @@ impl LeaderStream {
         Ok(said)
     }
 
-    /// The reason why a stream ended to which nothing can be sent any more: its last message, if one has arrived.
+    /// Finds out why the stream has ended, after a send on it has failed: the leader's last message may give the
+    /// reason.
     async fn last_word(&self, why: String, messages: &mut AgentStream, first: bool, address: &Arc<str>) -> StreamEnd {
         let last = async {
             loop {
@@ -243,7 +244,7 @@ impl LeaderStream {
         timeout(LAST_WORD, last).await.unwrap_or_else(|_| ended(!first, why))
     }
 
-    /// Sends the message that is due, if one is due, and returns the latest time of the next check.
+    /// Sends a report if one is due. Returns the time by which to check again.
     async fn send(
         &mut self,
         pace: &mut ReportPace,
@@ -266,7 +267,7 @@ impl LeaderStream {
         Ok(Ok(Instant::now() + next.unwrap_or(now).since(now).clamp(Duration::from_millis(10), REPORT_MOST)))
     }
 
-    /// Decides whether the agent may leave, by the leader's last message and the newest stages.
+    /// Decides from the leader's last message and the newest pod stages whether the agent may leave.
     fn judge(&self, view: &LeaderView) {
         let state = if view.leaving {
             let stages = self.stages.borrow();
@@ -290,7 +291,7 @@ fn ended(worked: bool, why: String) -> StreamEnd {
 /// This agent's token, as it is in its file now.
 struct OwnToken {
     text: String,
-    /// When it expires, in Unix seconds; `None` if the token does not say it.
+    /// When it expires, in Unix seconds; `None` if the token does not say.
     expires: Option<u64>,
 }
 

@@ -4,21 +4,22 @@
 //!   sampler, nvml | simulated, names, pods ──Observation──▶ node task ──watch──▶ http :9410, usage socket
 //!                                                       └─▶ readiness, watchdog          admin :9411
 //!
-//!   settings                        what it takes from the program, and what may change while it runs
+//!   settings                        the agent's settings, and those that may change while it runs
 //!   prepare listeners ports         node name, connections, sockets and callers, before anything is served
 //!   threads                         the threads of the sources
-//!   node_task event_log readiness   the one loop with the node's state; log lines about GPUs and pods; /readyz
+//!   node_task event_log readiness   the task that holds the node's state; log lines about GPUs and pods; /readyz
 //!   servers reload                  the ports as tasks; settings that change on SIGHUP
 //!   incidents                       incidents of GPUs, kept over a restart
 //!   clear_incident release_command  commands of operators at the admin port (driver_release: the GPU driver)
 //!   clean clear                     commands of the program: clean-node, clear-incident
-//!   cluster                         what only an agent in a cluster has:
+//!   cluster                         tasks that only an agent in a cluster runs:
 //!     node_writer guarding            annotations and labels of its Node; whether the admission policies are in force
-//!     leader_stream departure         reports to the leading extender; the announced end
+//!     leader_stream departure         reports to the leading extender; tells the leader before the agent stops
 //!     sharing                         the device plugin
 //! ```
 //!
-//! What must never happen here: a decision (that is `decide`), a format (that is `wire`), a word of the extender's.
+//! What must never happen here: a decision (decisions are in `decide`), a format (formats are in `wire`), code of the
+//! extender.
 
 pub mod settings;
 mod listeners;

@@ -18,11 +18,12 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// The time from a pass over cgroups to the view. All observations of the same pass arrive within this time.
+/// How long after a pass over the cgroups the task publishes the view. All observations of the pass arrive within this
+/// time.
 const SETTLE: Duration = Duration::from_millis(50);
 /// After this time the agent reports to the service manager that it runs, even if a first reading still hangs.
 const ANNOUNCE_WITHIN: Duration = Duration::from_secs(20);
-/// Observations that are applied before the timers are checked again.
+/// The task applies at most this many observations before it checks the timers again.
 const BATCH: usize = 64;
 
 /// The task, with its inputs and outputs. Its state is `node`.

@@ -11,7 +11,7 @@ use model::driver_hold::DriverHold;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest release. It limits a release that an operator forgets to end; a longer release needs another PUT.
+/// Longest release, in case an operator forgets to end it. A longer release needs another PUT.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
 /// How long a request waits for the release. A wait for NVML events ends within a second, an NVML call within a few
 /// seconds.

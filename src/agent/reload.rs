@@ -37,7 +37,7 @@ pub(crate) fn http_settings(live: &LiveSettings, access: PortAccess) -> Result<h
 }
 
 impl Reload {
-    /// Starts from the settings of the start; `http` passes new settings to the HTTP server.
+    /// `live` has the settings with which the agent started; `http` passes new settings to the HTTP server.
     pub(crate) fn new(
         read_again: ReadAgain,
         live: LiveSettings,

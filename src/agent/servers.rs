@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 /// Pause between two attempts to open the usage socket after an error.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Pause between two attempts while the previous agent has the socket.
+/// Pause between two attempts while the previous agent still serves the socket.
 const FOLLOWS: Duration = Duration::from_millis(200);
 /// How long the previous agent may keep the socket after this agent's turn has come.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -40,8 +40,8 @@ pub(crate) struct Shown {
     pub stop: CancellationToken,
 }
 
-/// Serves the HTTP port and the admin port on one thread with its own runtime: clients that keep it busy, with
-/// scrapes, TLS handshakes or invalid requests, do not slow down the kubelet's calls, the node task or the watchdog.
+/// Serves the HTTP port and the admin port on one thread with its own runtime. So clients that keep the ports busy with
+/// scrapes, TLS handshakes or invalid requests do not slow down the kubelet's calls, the node task or the watchdog.
 ///
 /// # Errors
 /// If the thread cannot be started, or a port cannot be used.

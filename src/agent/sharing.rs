@@ -1,6 +1,6 @@
 //! The tasks that share the GPUs of a node. The sharing task (`sharing_task.rs`, [`Sharing`](sharing_task::Sharing))
-//! holds the only state; each part of the state has one job. The task answers the kubelet's calls (`pre_start.rs`)
-//! and passes the results of one part to the others. `decide` makes the decisions, including how long a call waits.
+//! holds all the state, in parts that each have one job. The task answers the kubelet's calls (`pre_start.rs`) and
+//! passes the results of one part to the others. `decide` makes the decisions, including how long a call waits.
 //!
 //! ```text
 //!   views (GPUs) ─▶ offer ───┐                       ┌─list────▶ ListAndWatch

@@ -1,5 +1,5 @@
-//! Plans the checks of objects that the store holds and that a list did not show. Before the store drops such an
-//! object, the follower reads it by its name.
+//! Plans the checks of objects that the store holds but a list did not show. The follower reads such an object by name
+//! before the store drops it.
 //!
 //! ```text
 //!   missing ──▶ due after 0.5 to 1.5 s, by UID ──▶ checked, at most 8 at once ──▶ gone, or present after all
@@ -7,7 +7,7 @@
 //!                          └──────────── backoff ◀── no answer ┘
 //! ```
 //!
-//! What must never happen here: an object that is forgotten because its check gets no answer.
+//! What must never happen here: an object is forgotten because its check gets no answer.
 
 use model::backoff::Backoff;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,15 +15,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Earliest time of a check after the list; the latest is three times as long after it. Without this pause, a list that
-/// shows nothing (from an API server that is starting) would at once cause one request for each pod of each node. Most
-/// deletions arrive by the watch, so one more second delays few of them.
+/// A check runs at least this long, and at most three times this long, after the list. Without the pause, an empty list
+/// from an API server that is starting would at once cause one request for each pod of each node. Most deletions arrive
+/// by the watch, so the pause delays few of them.
 const EARLIEST: Duration = Duration::from_millis(500);
-/// Maximum number of checks at the same time: all 110 pods of a node are checked within a second of server time, and
-/// the API server gives one client about a hundred requests at a time.
+/// Maximum number of checks at the same time. With this limit all 110 pods of a node are checked within a second, and
+/// the API server handles about a hundred requests of one client at a time.
 const AT_ONCE: usize = 8;
-/// Shortest and longest pause before a check without an answer is repeated. Meanwhile the object only takes up a place
-/// in the store.
+/// Shortest and longest pause before a check without an answer is repeated. Until then the store keeps the object,
+/// which only takes up memory.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The objects whose absence is not proved yet.
@@ -49,7 +49,7 @@ impl<U> Default for Absences<U> {
 }
 
 impl<U: Clone + Ord + Hash> Absences<U> {
-    /// An object was not shown at `now`.
+    /// A list did not show the object at `now`.
     pub(crate) fn missing(&mut self, uid: &U, now: Instant) {
         if self.missing.contains_key(uid) {
             return;
@@ -69,7 +69,7 @@ impl<U: Clone + Ord + Hash> Absences<U> {
         }
     }
 
-    /// A list shows every object except these: no other object needs a check.
+    /// A list shows every object except these, so no other object needs a check.
     pub(crate) fn only(&mut self, missing: &[U]) {
         let missing: BTreeSet<&U> = missing.iter().collect();
         let shown: Vec<U> = self.missing.keys().filter(|uid| !missing.contains(uid)).cloned().collect();

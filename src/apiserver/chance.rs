@@ -1,6 +1,6 @@
 //! Random numbers for pauses, so that many processes do not all call the API server at the same moment.
 //!
-//! What must never happen here: a release build whose numbers can be set.
+//! What must never happen here: a release build in which a caller can set the random numbers.
 
 #[cfg(all(feature = "simulation", not(debug_assertions)))]
 compile_error!("the feature `simulation` lets tests set random numbers: a release build must not have it");
@@ -16,7 +16,7 @@ pub fn simulate(seed: Option<u64>) {
     SIMULATED.set(seed);
 }
 
-/// A random number from 0 to `end` minus one; 0 where `end` is 0.
+/// A random number from 0 to `end` minus one; 0 if `end` is 0.
 #[must_use]
 pub fn below(end: u32) -> u32 {
     let number = number() % u64::from(end.max(1));

@@ -1,5 +1,5 @@
-//! Reads and writes one Secret or ConfigMap. Each replacement names the version that was read: if two processes write
-//! at the same time, the API server refuses one of them.
+//! Reads and writes one Secret or ConfigMap. Each replacement names the version that was read, so if two processes
+//! write at the same time, the API server refuses one of them.
 
 use crate::client::{ApiClient, ObjectForm, ReadAge};
 use crate::connect::ApiConnection;
@@ -58,7 +58,7 @@ impl KeptObject {
         self.client.create(self.call(ApiVerb::Create), self.path(false), object).await
     }
 
-    /// Replaces the object, if it still has the version that the new one names.
+    /// Replaces the object if it still has the version that `object` names.
     ///
     /// # Errors
     /// [`ApiError`]; code 409 if it has another version.

@@ -1,4 +1,4 @@
-//! Reads the metadata of Node objects: of this node from the API server's cache or from etcd, and of others.
+//! Reads the metadata of Node objects, of this node or of all nodes, from the API server's cache or from etcd.
 
 use crate::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use crate::connect::ApiConnection;
@@ -7,9 +7,9 @@ use crate::resource::ApiResource;
 use model::id::NodeName;
 use wire::node::{self, NodeObject};
 
-/// Nodes in one page: metadata of one is about 20 KiB.
+/// Nodes in one page. The metadata of one Node has about 20 KiB.
 const PAGE: u32 = 100;
-/// Most Nodes of one list: three times the number that Kubernetes supports.
+/// Maximum number of Nodes in a list: three times the number that Kubernetes supports.
 const MAX_NODES: usize = 15_000;
 
 /// Reads the Node object of this node.
@@ -20,14 +20,14 @@ pub struct OwnNodeReader {
 }
 
 impl OwnNodeReader {
-    /// A reader of the Node `node` at this server.
+    /// A reader of the Node `node` at this API server.
     #[must_use]
     pub fn new(connection: ApiConnection, node: NodeName) -> OwnNodeReader {
         OwnNodeReader { client: ApiClient::new(connection), node }
     }
 
-    /// Reads the Node once. The answer may be as old as the API server's cache, so this is cheap enough for every few
-    /// seconds.
+    /// Reads the Node once. The answer comes from the API server's cache and may be old, but the read is cheap enough
+    /// for every few seconds.
     ///
     /// # Errors
     /// [`ApiError`].
@@ -35,8 +35,8 @@ impl OwnNodeReader {
         read_node(&self.client, &self.node, &ReadAge::Any).await
     }
 
-    /// Reads the Node once as it is in etcd now. A cache that lags would show a node lock that was released, or miss
-    /// one that was just taken.
+    /// Reads the Node once as it is in etcd now. A lagging cache would show a node lock that is already released, or
+    /// miss a lock that was just taken.
     ///
     /// # Errors
     /// [`ApiError`].

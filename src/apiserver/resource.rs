@@ -99,7 +99,8 @@ impl ApiPath {
         &self.text
     }
 
-    /// Appends a text, percent-encoding each byte that has a meaning in a path or a query.
+    /// Appends a text. Percent-encodes every byte except letters, digits and `-._~`, so that no byte has a meaning in a
+    /// path or a query.
     fn escaped(&mut self, text: &str) {
         for byte in text.bytes() {
             if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {

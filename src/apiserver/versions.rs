@@ -8,8 +8,8 @@ use wire::versions::{self, NodeVersions};
 /// Why the versions are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VersionsUnknown {
-    /// The kubelet has not written them: the Node does not exist, or it names no versions. Before that, the kubelet has
-    /// no pods.
+    /// The kubelet has not written the versions yet: the Node does not exist, or names no versions. Until then the
+    /// kubelet has no pods.
     #[error("{0}")]
     NoKubelet(String),
     /// The server does not answer, or its answer is not a Node.

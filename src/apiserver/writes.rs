@@ -5,7 +5,7 @@
 //! that is gone never changes a later pod of the same name.
 //!
 //! What must never happen here: a write that no caller requested; a retry (the caller decides whether to write again);
-//! a body that has more than the keys that change.
+//! a body with more than the keys that change.
 
 use crate::client::{ApiClient, ApiPatch};
 use crate::connect::ApiConnection;
@@ -14,7 +14,7 @@ use crate::resource::{ApiPath, ApiResource};
 use model::id::{NodeName, PodRef, PodUid};
 use serde_json::{Map, Value, json};
 
-/// The API server's limit of an event's note.
+/// The API server's limit for the length of an event's note.
 const MAX_NOTE: usize = 1024;
 
 /// The field manager of the labels that the agent writes.
@@ -125,7 +125,7 @@ impl ApiServer {
     /// Changes annotations of a pod.
     ///
     /// # Errors
-    /// [`ApiError`]; code 409 if the name now belongs to another pod, 404 if it does not exist.
+    /// [`ApiError`]; code 409 if the name now belongs to another pod, 404 if there is no pod of that name.
     pub async fn annotate_pod(
         &self,
         uid: &PodUid,
@@ -161,7 +161,7 @@ impl ApiServer {
     /// Tests whether the API server would let the agent evict [`DryRun::NO_POD`]; a dry run.
     ///
     /// # Errors
-    /// [`ApiError`]; code 404 if it would, because the pod does not exist.
+    /// [`ApiError`]; code 404 means that the server would allow it: only the pod does not exist.
     pub async fn try_eviction(&self, namespace: &str) -> Result<(), ApiError> {
         let metadata = json!({ "name": DryRun::NO_POD, "namespace": namespace });
         let body = json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata });
@@ -172,7 +172,7 @@ impl ApiServer {
         self.client.create(call, path, &body).await
     }
 
-    /// Evicts a pod: it ends with its grace period, unless a disruption budget forbids it.
+    /// Evicts a pod. The pod ends within its grace period, unless a disruption budget forbids the eviction.
     ///
     /// # Errors
     /// [`ApiError`]; code 409 if the name now belongs to another pod, 429 if a budget forbids it now.

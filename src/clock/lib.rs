@@ -5,7 +5,7 @@
 //!   a test (feature `simulation`) ───────────▶ simulate(now): both clocks of this thread
 //! ```
 //!
-//! What must never happen here: a release build whose clock can be set.
+//! What must never happen here: a release build in which a caller can set the clock.
 
 use model::time::{Monotonic, Now, WallTime};
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -34,7 +34,7 @@ pub fn now() -> Now {
     Now { monotonic: monotonic(), wall: WallTime(nanos(clock_gettime(ClockId::Realtime)) / 1000) }
 }
 
-/// Nanoseconds since boot, including the time asleep.
+/// Nanoseconds since boot, including the time when the machine was suspended.
 #[must_use]
 pub fn monotonic() -> Monotonic {
     #[cfg(feature = "simulation")]

@@ -12,19 +12,19 @@ use std::time::Duration;
 /// Time between two handshakes. Readers treat a handshake older than 300 s as stale; a failed write is tried again well
 /// within that.
 pub const HANDSHAKE_EVERY: Duration = Duration::from_secs(240);
-/// A handshake is up to this much earlier, at random, so that the nodes of a cluster do not write in step.
+/// Each handshake is written up to this much earlier, at random, so that the nodes of a cluster do not write together.
 pub const JITTER: Duration = Duration::from_secs(8);
 /// The agent answers a request this long after it was made. HAMi's scheduler writes `Requesting_…` and treats a node
 /// that does not answer within 60 s as unhealthy.
 pub const ANSWER_AFTER: Duration = Duration::from_secs(45);
-/// Longest time between two reads of the agent's Node. A scheduler that requests a handshake waits 60 s; a read costs
-/// the API server one answer from its cache.
+/// Longest time between two reads of the agent's Node. This is well below the 60 s that a scheduler waits for a
+/// handshake that it requested, and a read costs the API server only one answer from its cache.
 const READ_EVERY: Duration = Duration::from_secs(10);
 /// This fraction of the time between two reads is random. It also spreads the writes, because a write happens at a
 /// read.
 const READ_JITTER: f64 = 0.25;
-/// The agent sees a request at most this long after it was made. If the stamp of a request is older, it is in another
-/// time zone.
+/// The agent sees a request at most this long after it was made. If the time in a new request is older, it is from
+/// another time zone.
 const PLAUSIBLE: Duration = Duration::from_secs(30);
 /// Pause after a failed write.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -186,8 +186,8 @@ mod tests {
         assert!(GpusGone::after(Duration::ZERO).is(true, at(0).monotonic));
     }
 
-    /// Promise 31 in docs/specification.md, as far as it is decided here; the audit log of a real API server has the
-    /// rest.
+    /// Promise 31 in docs/specification.md, for the part that this module decides. The audit log of a real API server
+    /// shows the rest.
     #[test]
     fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
         let mut announce = Announcer::new(true);
@@ -203,7 +203,8 @@ mod tests {
         assert_eq!(writes, 16);
     }
 
-    /// The agent's reads are also at random times: the jitter of the handshake alone would be lost between two reads.
+    /// The agent writes when it reads, so the reads are at random times, too: otherwise the handshake's jitter would be
+    /// lost.
     #[test]
     fn nodes_that_start_together_spread_their_writes() {
         let spread = |seed: u64| {

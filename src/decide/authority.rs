@@ -10,12 +10,12 @@
 use model::authority::AuthoritySet;
 use std::time::Duration;
 
-/// How long a certificate authority is valid: it still works if its replacement is a year late.
+/// How long a certificate authority is valid: it still works if it is replaced a year late.
 pub const AUTHORITY_VALID: Duration = Duration::from_secs(2 * 366 * DAY);
 /// How long an authority signs before the next one is made.
 const AUTHORITY_SIGNS: Duration = Duration::from_secs(366 * DAY);
-/// How long the next authority is published before it signs: the kubelet renews the files of a ConfigMap within minutes, and a
-/// node may be away for hours.
+/// How long the next authority is published before it signs. The kubelet updates the files of a ConfigMap within
+/// minutes, but a node may be offline for hours.
 const PUBLISHED_FOR: Duration = Duration::from_secs(DAY);
 /// How long the certificate of a port is valid.
 pub const CERTIFICATE_VALID: Duration = Duration::from_secs(30 * DAY);

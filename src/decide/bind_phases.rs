@@ -1,4 +1,4 @@
-//! HAMi's phases of a pod's binding, in the annotation by which the agent reports to HAMi's scheduler on a pod that the
+//! HAMi's phases of a pod's binding. The agent reports them to HAMi's scheduler in an annotation of a pod that this
 //! scheduler has placed. The scheduler binds a pod with phase `allocating` and takes the node lock. It places no other
 //! pod on this node until the agent has written the next phase and released the lock.
 //!
@@ -39,15 +39,15 @@ pub struct BindPhases {
 }
 
 impl BindPhases {
-    /// Whether the scheduler waits for this pod, whose phase on the API server is `phase`: HAMi's scheduler placed it,
+    /// Whether HAMi's scheduler waits for this pod, whose phase on the API server is `phase`: the scheduler placed it,
     /// and the agent has not written `success` yet. A pod in phase `failed` may still get its GPUs.
     #[must_use]
     pub fn is_awaited(&self, uid: &PodUid, phase: Option<BindPhase>) -> bool {
         matches!(phase, Some(BindPhase::Allocating | BindPhase::Failed)) && !self.served.contains(uid)
     }
 
-    /// The kubelet has called `Allocate`, or the pod list has a pod that the scheduler waits for: the checkpoint may soon
-    /// show its admission.
+    /// Records that the kubelet has called `Allocate`, or that the pod list has a pod that the scheduler waits for. The
+    /// checkpoint may soon show that the pod is admitted.
     pub fn expect(&mut self, now: Monotonic) {
         self.reads_until = now.after(ADMITS);
     }
@@ -63,8 +63,8 @@ impl BindPhases {
         now < self.reads_until
     }
 
-    /// All containers of the pod have their GPUs. The kubelet admits a pod as a whole, so one write covers all
-    /// containers. Returns what to write, the first time.
+    /// Records that all containers of the pod have their GPUs. The kubelet admits a pod as a whole, so one write covers
+    /// all containers. Returns what to write, the first time.
     pub fn filled(&mut self, uid: &PodUid, phase: Option<BindPhase>) -> Option<PhaseWrite> {
         if !self.is_awaited(uid, phase) {
             return None;
@@ -159,8 +159,8 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever order the kubelet, the pod watch and the API server act: a pod's phases are failed any number
-        /// of times and then success at most once, and a pod without a scheduler (pod 0) gets none.
+        /// Whatever the order in which the kubelet, the pod watch and the API server act: a pod's phase may be `failed`
+        /// several times and then `success` at most once, and a pod without a scheduler (pod 0) gets no phase.
         #[test]
         fn no_phase_is_written_after_success_or_on_a_pod_without_a_scheduler(
             steps in prop::collection::vec(any_step(), 0..60),

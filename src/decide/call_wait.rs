@@ -1,8 +1,9 @@
 //! How long a container start of the kubelet waits for information that is not known yet.
 //!
 //! ```text
-//!   PreStartContainer  Waits ──▶ reads PodResources: after 1 s, if the checkpoint can be read and lacks the container;
-//!                                after 23 s, for the pod's name ──25 s──▶ TooLate: refused with a reason
+//!   PreStartContainer  Waits ──▶ reads PodResources: at once, if the checkpoint cannot be read; after 1 s, if it can
+//!                                be read and lacks the container; after 23 s, for the pod's name
+//!                           └──25 s──▶ TooLate: refused with a reason
 //! ```
 //!
 //! What must never happen here: a call waits until the kubelet's own timeout; a call is refused as too late before its
@@ -14,9 +15,9 @@ use std::time::Duration;
 
 /// How long a start waits before it is refused with a reason. The kubelet gives a start 30 s and then tries it again.
 pub const START_WITHIN: Duration = Duration::from_secs(25);
-/// How long before that the agent reads in PodResources which pod holds the ids.
+/// How long before [`START_WITHIN`] ends the agent reads in PodResources which pod holds the ids.
 const LISTING_BEFORE: Duration = Duration::from_secs(2);
-/// If a readable checkpoint lacks the row of a start for this long, the row itself cannot be read.
+/// If the checkpoint is readable but lacks the row of a start for this long, the row itself counts as unreadable.
 const UNREADABLE: Duration = Duration::from_secs(1);
 
 /// How long one call of `PreStartContainer` waits.
@@ -50,7 +51,7 @@ pub enum ListingUse {
 }
 
 impl StartWait {
-    /// The wait of a start that comes now.
+    /// The wait of a start that the kubelet requests now.
     #[must_use]
     pub fn new(now: Monotonic) -> StartWait {
         StartWait { since: now, waits: false }

@@ -9,8 +9,8 @@ pub struct DeviceInjection {
 
 impl DeviceInjection {
     /// Takes in whether NVIDIA's runtime is the default handler of the container runtime: `Err` if the container
-    /// runtime did not answer. Returns whether NVIDIA's runtime puts devices into containers, if that has changed. While
-    /// the container runtime does not answer, its last answer holds.
+    /// runtime did not answer. Returns whether NVIDIA's runtime puts devices into containers, if that has changed.
+    /// While the container runtime does not answer, its last answer holds.
     pub fn answered(&mut self, answer: Result<bool, String>) -> Option<bool> {
         if self.last.as_ref() == Some(&answer) || (self.last.is_some() && answer.is_err()) {
             return None;

@@ -10,8 +10,8 @@
 //! times in the record are never compared with a clock, so clocks may differ. During one lease duration two
 //! clocks may drift apart by less than the lease duration minus the renew deadline.
 //!
-//! What must never happen here: a leader whose last renewal was sent longer ago than the renew deadline; a take-over of a
-//! Lease that is valid; a write without the version that was read.
+//! What must never happen here: a leader whose last renewal was sent longer ago than the renew deadline; a take-over of
+//! a Lease that is valid; a write without the version that was read.
 
 use model::lease::{LeaseRecord, StoredLease};
 use model::time::{Monotonic, Now, WallTime};
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// The most by which the pause between two tries is longer than the retry period, in percent.
 const JITTER: u32 = 20;
-/// How often a follower reads the Lease in the time in which a leader tries once.
+/// How many times a follower reads the Lease during one pause between two tries of a leader.
 const LOOKS: u32 = 4;
 
 /// The times of an election.
@@ -69,8 +69,8 @@ impl ElectionTimes {
         self.retry + self.retry * (JITTER * chance.min(99)) / (100 * 100)
     }
 
-    /// The pause before a follower reads the Lease again: a quarter of the pause between two tries. It is short, because
-    /// it costs one read, and a released Lease stays unused until a process reads it.
+    /// The pause before a follower reads the Lease again: a quarter of the pause between two tries. It is short,
+    /// because a read costs little, and after a release no process leads until one of them reads the Lease.
     #[must_use]
     pub fn pause_of_follower(self, chance: u32) -> Duration {
         self.pause(chance) / LOOKS
@@ -125,7 +125,7 @@ pub struct Elector {
 /// The term of a leader.
 #[derive(Clone, Copy, Debug)]
 struct Leading {
-    /// When the last successful write was *sent*: other processes count from a later moment.
+    /// When the last successful write was *sent*. Other processes count from when they see it, which is later.
     renewed: Monotonic,
     epoch: u64,
 }
@@ -187,7 +187,8 @@ impl Elector {
         self.leading.map(|leading| leading.epoch)
     }
 
-    /// Takes in an epoch that is written on a pod. If it is larger than the leader's, the leader continues with a larger one.
+    /// Takes in an epoch that is written on a pod. If it is larger than this leader's epoch, the leader continues with
+    /// an even larger one.
     pub fn epoch_is_used(&mut self, epoch: u64) {
         self.epoch_seen = self.epoch_seen.max(epoch);
         if let Some(leading) = &mut self.leading
@@ -197,8 +198,8 @@ impl Elector {
         }
     }
 
-    /// The epoch of the claims of this term: larger than every epoch that was found. Call this once, after everything that
-    /// was written before the term has been read, and before the first claim.
+    /// Sets and returns the epoch of the claims of this term: larger than every epoch that was found. Call this once:
+    /// after reading everything that was written before the term, and before the first claim.
     pub fn settle_epoch(&mut self) -> Option<u64> {
         let leading = self.leading.as_mut()?;
         if leading.epoch <= self.epoch_seen {
@@ -207,8 +208,8 @@ impl Elector {
         Some(leading.epoch)
     }
 
-    /// Ends the term if its time is over. It must be called before each step and regularly, because only this call reports
-    /// that the term has ended.
+    /// Ends the term if its time is over. It must be called before each step and regularly, because only this call
+    /// reports that the term has ended.
     pub fn tick(&mut self, now: Monotonic) -> Option<ElectionChange> {
         let over = self.leading.is_some() && !self.leads(now);
         if over { self.lost() } else { None }
@@ -225,7 +226,7 @@ impl Elector {
         }
     }
 
-    /// Takes in what a read has found, `None` if there is no Lease. Returns the next step.
+    /// Takes in the Lease that a read has found; `None` if it does not exist. Returns the next step.
     pub fn found(&mut self, found: Option<StoredLease>, now: Now) -> (ElectionStep, Option<ElectionChange>) {
         let Some(lease) = found else {
             // The Lease was deleted, and another process may create it at this moment.
@@ -257,7 +258,7 @@ impl Elector {
         (step, change)
     }
 
-    /// A write has succeeded: the Lease as it is stored now, and when the write was *sent*.
+    /// Takes in a successful write: the Lease as it is stored now, and when the write was *sent*.
     pub fn written(&mut self, lease: StoredLease, sent: Monotonic, now: Monotonic) -> Option<ElectionChange> {
         let epoch = lease.record.epoch.unwrap_or(0);
         (self.seen, self.current) = (Some((lease, now)), true);
@@ -278,13 +279,13 @@ impl Elector {
         }
     }
 
-    /// A write was refused, or its outcome is not known: the Lease must be read before the next one.
+    /// Records that a write was refused or that its outcome is not known: the Lease must be read before the next write.
     pub fn failed(&mut self) {
         self.current = false;
     }
 
-    /// Ends the term, and returns the write that lets another process take over at once; `None` if this process does not
-    /// lead. The caller must have finished all decisions of the term.
+    /// Ends the term, and returns the write that lets another process take over at once; `None` if this process does
+    /// not lead. The caller must have finished all decisions of the term.
     pub fn release(&mut self, now: Now) -> Option<StoredLease> {
         let leads = self.leads(now.monotonic);
         let epoch = self.epoch();

@@ -7,8 +7,8 @@
 //!                                                                         ▲──while it lasts, after AGAIN─┘
 //! ```
 //!
-//! What must never happen here: an eviction that the operator has not switched on; an eviction of a static pod, or of
-//! one that is being deleted; a second try before the pause is over.
+//! What must never happen here: an eviction that the operator has not switched on; an eviction of a static pod, or of a
+//! pod that is being deleted; a second try before the pause is over.
 
 use crate::overuse;
 use model::id::{GpuUuid, PodUid};
@@ -19,11 +19,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pause between two tries to evict a pod: a disruption budget may forbid it for now, and a pod may take its time to
-/// end.
+/// Pause between two tries to evict a pod: a disruption budget may forbid it for now, or the pod may need time to end.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// The over-use that events were written about, and the evictions that were tried.
+/// The over-uses that already have an event, and the evictions that were tried.
 #[derive(Debug, Default)]
 pub struct Evictions {
     on: bool,
@@ -73,8 +72,8 @@ impl Evictions {
         steps
     }
 
-    /// Whether to evict a pod that was found to have written too much. The files are counted once a minute, so the tries
-    /// need no pause of their own.
+    /// Whether to evict a pod that has written too much. The agent measures that once a minute, so no other pause
+    /// between two tries is needed.
     #[must_use]
     pub fn for_files(&self, pod: &Pod) -> bool {
         self.may_evict(pod)

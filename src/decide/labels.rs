@@ -28,11 +28,11 @@ pub struct PresentLabel {
     pub others: bool,
 }
 
-/// The changes to write; a label without a value is removed. Empty where nothing changes.
+/// The changes to write; a label without a value is removed. Empty if nothing changes.
 ///
-/// `desired` is `None` while the agent does not know the node's GPUs. `present` holds the present labels among those
-/// that the agent may write. `discovery` is whether GPU feature discovery has left its mark. `presence` is a label that
-/// other programs write too, so it does not count as a sign of feature discovery.
+/// `desired` is `None` while the agent does not know the node's GPUs. `present` has the labels on the Node that the
+/// agent may write. `discovery` says whether the Node has a mark of GPU feature discovery. Other programs write the
+/// label `presence` too, so it is no sign of feature discovery.
 #[must_use]
 pub fn due<'k>(
     labelling: Labelling,

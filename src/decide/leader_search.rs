@@ -6,14 +6,15 @@
 //!        └──────────── a pause that grows while nothing works ◀────┘
 //! ```
 //!
-//! What must never happen here: a try right after a failure, by thousands of agents at once; two extenders that name each
-//! other and keep an agent busy.
+//! What must never happen here: a try right after a failure, by thousands of agents at once; two extenders that name
+//! each other and keep an agent busy.
 
 use model::backoff::Backoff;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The first pause. It is short, because two seconds after a stream has ended the leader stops binding pods to the node.
+/// The first pause. It is short, because two seconds after a stream has ended the leader stops binding pods to the
+/// node.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause. 5,000 agents that cannot connect cause 170 tries a second.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -50,12 +51,13 @@ impl LeaderSearch {
         self.named.as_ref().unwrap_or(&self.service)
     }
 
-    /// Takes in how the try at [`LeaderSearch::address`] has ended. Returns the pause before the next one; `chance`, from 0 to
-    /// 999, spreads the agents.
+    /// Takes in how the try at [`LeaderSearch::address`] has ended. Returns the pause before the next one; `chance`,
+    /// from 0 to 999, spreads the agents.
     #[must_use]
     pub fn ended(&mut self, end: SearchEnd, chance: u32) -> Duration {
         match (self.named.take(), end) {
-            // A named leader is tried once. If it names another leader, the Service is next: by then its pods agree.
+            // A named leader is tried once. If it names another leader, the Service is tried next: by then, the
+            // extenders agree.
             (None, SearchEnd::Named(leader)) => {
                 self.named = Some(leader);
                 return Duration::ZERO;

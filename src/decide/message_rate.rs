@@ -3,20 +3,20 @@
 use model::time::Monotonic;
 use std::time::Duration;
 
-/// Messages that may come, or streams that may be opened, at once. An agent sends one message a second, and a network that
-/// stalls for half a minute then delivers 30 together. An agent whose streams break right after they open opens 32 in about
-/// ten seconds.
+/// Messages that may come, or streams that may be opened, at once. An agent sends one message a second, and a network
+/// that stalls for half a minute then delivers 30 together. An agent whose streams break right after they open opens 32
+/// in about ten seconds.
 const BURST: u32 = 32;
-/// Time after which one more message or opening is allowed. Two messages a second are twice as many as an agent sends, which
-/// leaves room for changes of the phase. An opening costs the leader some 0.3 ms, most of it for the handshake
-/// (`tests/run --long extender`), so two a second are less than a thousandth of a core.
+/// Time after which one more message or opening is allowed. Two messages a second are twice as many as an agent sends,
+/// so changes of the phase can be sent as well. An opening costs the leader some 0.3 ms, most of it for the handshake
+/// (`tests/run --long extender`), so two openings a second take less than a thousandth of a core.
 const EVERY: Duration = Duration::from_millis(500);
 
 /// The number of messages or openings that may still come. An agent has one bucket for messages and one for openings.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageRate {
     left: u32,
-    /// `left` includes the messages that were earned up to this time.
+    /// The time up to which earned messages are already in `left`.
     counted: Monotonic,
 }
 

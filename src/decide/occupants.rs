@@ -1,4 +1,4 @@
-//! Finds the sole holder of a GPU: the pod whose name the values of the whole GPU can carry.
+//! Finds the sole holder of a GPU: the pod that the metrics of the whole GPU name in their labels.
 //!
 //! ```text
 //!   process list ──▶ occupants (without servers) ──┐
@@ -6,12 +6,12 @@
 //!   living cgroups ────────────────────────────────┘
 //! ```
 //!
-//! A metric series with another pod label is a new series, and its alerts start again. So a name disappears only for a
-//! lasting reason. The last list stays in force while no list can be read. A process that cannot be identified in one
-//! list keeps its owner for that list (a new process has no owner yet). Servers that work for other programs (MPS,
-//! display) do not count.
+//! If the pod label of a metric changes, a new series begins, and alerts on it start again. So a name disappears only
+//! for a lasting reason. While no process list can be read, the last list counts. A process that cannot be identified
+//! keeps its owner for one list; a process that is new in this list has no owner yet, and does not count. Servers that
+//! work for other programs (MPS, display) do not count either.
 //!
-//! What must never happen here: values carry the name of one pod while another pod or a host program has a part in
+//! What must never happen here: values carry the name of one pod although another pod or a host program contributes to
 //! them.
 
 use model::cgroup::CgroupIdentity;
@@ -115,8 +115,8 @@ impl Occupants {
     }
 }
 
-/// Whether a process only serves other programs. An MPS server may also run in a container. A container gains nothing
-/// by giving its own process that name, unless MPS serves other processes on this GPU.
+/// Whether a process only serves other programs. An MPS server may also run in a container. But a container cannot hide
+/// its process behind that name, unless MPS serves other processes on this GPU.
 fn serves(process: &GpuProcess, clients: bool) -> bool {
     let host = process.owner == ProcessOwner::Host;
     match process.kind {
@@ -137,7 +137,7 @@ fn held<'a>(
     })
 }
 
-/// The sole holder among the users: their pod, if all users are of one pod.
+/// The sole holder: the pod that all users belong to.
 fn sole<'a>(users: impl Iterator<Item = DeviceUser<'a>>, pods: &[PodView]) -> Option<SoleHolder> {
     let mut only: Option<&PodUid> = None;
     let mut containers = BTreeSet::new();

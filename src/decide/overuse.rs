@@ -1,5 +1,5 @@
-//! Over-use: pods that hold more memory of a GPU than they claim. An over-use begins and ends only after measurements
-//! over a whole span, so that neither one odd reading nor a short peak begins or ends it.
+//! Over-use: pods that hold more memory of a GPU than they claim. All measurements over a whole span must agree before
+//! an over-use begins or ends, so that one odd reading or a short peak changes nothing.
 //!
 //! ```text
 //!   used > claimed + margin   for BEGINS_AFTER ──▶ over   ──▶ an event, a metric
@@ -19,24 +19,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Use above the claim that is not counted: a CUDA context takes 300 to 500 MiB, and programs that keep a limit of
-/// their own do not count it.
+/// Use above the claim that does not count as over-use: a CUDA context takes 300 to 500 MiB, and programs that limit
+/// their own memory do not count it.
 pub const MARGIN: Bytes = Bytes(512 << 20);
-/// An over-use begins after this long above: six process lists at the usual rate.
+/// An over-use begins when the use has been above claim plus margin for this long: six process lists at the usual rate.
 pub const BEGINS_AFTER: Duration = Duration::from_secs(30);
-/// An over-use ends after this long below.
+/// An over-use ends when the use has not been above claim plus margin for this long.
 pub const ENDS_AFTER: Duration = Duration::from_secs(30);
 /// Time from the beginning of an over-use to the eviction, for the owner of the pod to react.
 pub const EVICTED_AFTER: Duration = Duration::from_secs(60);
-/// Longest time between two measurements of one unbroken run; what happened in a longer gap is not known.
+/// Longest time between two measurements that belong to one span. What happened in a longer gap is not known.
 const LONGEST_GAP: Duration = Duration::from_secs(60);
 
 /// The measurements of the memory that one pod uses of one device.
 #[derive(Clone, Copy, Debug)]
 struct MeasuredUse {
-    /// The time of the last measurement, and whether it was above.
+    /// The time of the last measurement, and whether the use was above claim plus margin.
     last: (Monotonic, bool),
-    /// The time of the first measurement of the unbroken run with the same result as the last.
+    /// Since when all measurements, without a longer gap, have had the same result as the last one.
     same_since: Monotonic,
     /// How long the over-use has lasted, in measured time; `None` while there is none.
     over: Option<Duration>,
@@ -111,8 +111,7 @@ impl MeasuredUse {
     }
 }
 
-/// The memory that the pod's processes hold of the device. A pod without processes on a GPU whose list is known holds
-/// nothing.
+/// The memory that the pod's processes hold of the device; 0 if the GPU's list is known and has no process of the pod.
 fn measured(claim: &PodMemoryClaim, pods: &[PodView], gpus: &[GpuView]) -> Reading<Bytes> {
     let of_device =
         |gpu: &&GpuView| gpu.gpu.uuid == claim.device || gpu.gpu.instances().iter().any(|mig| mig.uuid == claim.device);

@@ -7,8 +7,8 @@
 //!            └──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! What must never happen here: two writes of one kind on one pod are in flight at a time, because the older could
-//! arrive last; an added write is dropped while its pod exists.
+//! What must never happen here: two writes of one kind on one pod are in flight at the same time (the older could
+//! arrive last); an added write is dropped while its pod exists.
 
 use model::backoff::Backoff;
 use model::id::{PodRef, PodUid};
@@ -24,8 +24,7 @@ pub const MAX_UNWRITTEN: usize = 4096;
 pub const MAX_IN_FLIGHT: usize = 4;
 /// Backoff after the first failed try; it doubles with each further one.
 const FIRST: Duration = Duration::from_secs(1);
-/// Upper bound of the backoff. It is short enough that an operator who has just repaired something still sees that it
-/// works.
+/// Upper bound of the backoff. It is short, so that an operator who has repaired something soon sees that it works.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// The kinds of pod writes. Each is written separately, so that a refused one does not delay the others.
@@ -91,8 +90,8 @@ struct PendingWrite {
 
 impl PendingPodWrites {
     /// Adds a write for a pod that the agent knows as `of` and the API server as `uid`. If a write of this kind is
-    /// already pending for the pod, the two are merged, and the newer value of each key counts. Returns false when
-    /// there is no room.
+    /// already pending for the pod, the two are merged, with the newer value of each key. Returns false if there is no
+    /// room.
     pub fn add(
         &mut self,
         (of, kind): (&PodUid, PodWriteKind),
@@ -107,7 +106,7 @@ impl PendingPodWrites {
             Some(waits) => {
                 let mut merged = waits.write.annotations.clone();
                 merged.extend(annotations);
-                // The same values again do not shorten the backoff.
+                // Adding the same values again does not shorten the backoff.
                 if merged != waits.write.annotations {
                     waits.write.annotations = merged;
                     (waits.write.number, waits.not_before) = (self.numbers, now);

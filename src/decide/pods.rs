@@ -1,4 +1,5 @@
-//! Makes the pods and containers of a view: the last sample of each, with the names and the GPU use known by then.
+//! Builds the pods and containers of a view: the last sample of each, with the names and the GPU use that are known
+//! then.
 //!
 //! ```text
 //!   workload   reports, rates ──┐
@@ -125,8 +126,8 @@ fn container(
     }
 }
 
-/// Sets the GPUs and MIG instances that each container holds: those of its claim, whatever ids the kubelet counts for
-/// it.
+/// Sets the GPUs and MIG instances that each container holds. If it has a claim, these are the devices of the claim,
+/// whatever ids the kubelet counts for it.
 pub fn hold(pods: &mut [PodView], gpus: &[GpuState], plugin: Option<&PluginView>) {
     let devices: Vec<&GpuUuid> = gpus.iter().flat_map(GpuState::devices).collect();
     for pod in pods {
@@ -144,8 +145,8 @@ pub fn hold(pods: &mut [PodView], gpus: &[GpuState], plugin: Option<&PluginView>
     }
 }
 
-/// Orders the containers of a pod and sets the devices that each holds according to the kubelet, which needs the pod's
-/// name.
+/// Orders the containers of a pod, and sets the devices of each from the kubelet's list, which has the pod's name as
+/// its key.
 fn finish(mut pod: PodView, names: &NameTable) -> PodView {
     if pod.name.is_none() {
         pod.name = names.pod(&pod.uid).cloned();

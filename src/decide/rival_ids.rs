@@ -12,8 +12,8 @@ const UUIDS: [&str; 2] = ["GPU-", "MIG-"];
 pub struct RivalIds<'a>(BTreeSet<&'a str>);
 
 impl<'a> RivalIds<'a> {
-    /// UUIDs of GPUs and MIG instances, and all ids that the kubelet has `registered` for the agent's resource: NVIDIA's
-    /// plugin can be configured to name GPUs by their index.
+    /// UUIDs of GPUs and MIG instances, and all ids that the kubelet has `registered` for the agent's resource:
+    /// NVIDIA's plugin can be configured to name GPUs by their index.
     #[must_use]
     pub fn new(registered: &'a [Arc<str>]) -> RivalIds<'a> {
         RivalIds(registered.iter().map(|id| &**id).collect())

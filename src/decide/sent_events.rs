@@ -8,11 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most reasons that are written on one pod: each of twenty containers may fail for three.
+/// Upper bound on the reasons that are written on one pod: twenty containers with three reasons each fit.
 const MAX_REASONS: usize = 64;
 
-/// How long a pod that an extender has placed may wait for room for its claim. A leader claims only free devices, so room is
-/// missing only if leaders of two terms have claimed the same device. Then the pod would wait until another pod ends.
+/// How long a pod that an extender has placed may wait for room for its claim. A leader claims only free devices, so
+/// room is missing only if leaders of two terms have claimed the same device. Without this limit, the pod would wait
+/// until another pod ends.
 pub const ROOM_WITHIN: Duration = Duration::from_secs(30);
 
 /// The events that were written: containers and reasons by pod.
@@ -39,19 +40,20 @@ pub struct RefusalNews {
 }
 
 impl SentEvents {
-    /// A container may not start because of `why`. Returns `None` if the pod already has an event about it.
+    /// Records that a container may not start because of `why`. Returns `None` if the pod already has an event about
+    /// it.
     pub fn refused(&mut self, uid: &PodUid, container: &Arc<str>, why: &Refusal) -> Option<RefusalNews> {
         self.is_new(uid, container, why.code()).then(|| RefusalNews { mark: why.for_good().then(|| why.code()) })
     }
 
-    /// A pod starts for which the refusal `why` may have been written. Returns whether its mark for eviction must be
-    /// removed.
+    /// Records that a pod starts, although the refusal `why` may have been written on it. Returns whether its mark for
+    /// eviction must be removed.
     pub fn starts_after_all(&mut self, uid: &PodUid, why: &Refusal) -> bool {
         self.take_back(uid, why.code())
     }
 
-    /// A pod that an extender has placed finds no room for its claim. Returns whether it must get the mark for eviction now. Once
-    /// it is evicted, its controller makes a new pod, which is placed again.
+    /// Records that a pod that an extender has placed finds no room for its claim. Returns whether it must get the mark
+    /// for eviction now. Once it is evicted, its controller makes a new pod, which is placed again.
     pub fn finds_no_room(&mut self, uid: &PodUid, now: Monotonic) -> bool {
         let wait = self.waits.entry(uid.clone()).or_insert(RoomWait { since: now, marked: false });
         let due = !wait.marked && now.since(wait.since) >= ROOM_WITHIN;
@@ -59,24 +61,25 @@ impl SentEvents {
         due
     }
 
-    /// The pod starts. Returns whether it has a mark for eviction because room was missing, which must be removed.
+    /// Records that the pod starts. Returns whether it got a mark for eviction because room was missing; the mark must
+    /// then be removed.
     pub fn finds_room(&mut self, uid: &PodUid) -> bool {
         self.waits.remove(uid).is_some_and(|wait| wait.marked)
     }
 
-    /// The pod must be deleted for a reason that concerns all its containers. Returns whether that is new: then it gets
-    /// an event and the mark for eviction.
+    /// Records that the pod must be deleted for a reason that concerns all its containers. Returns whether the reason
+    /// is new; the pod then gets an event and the mark for eviction.
     pub fn must_be_deleted(&mut self, uid: &PodUid, reason: &'static str) -> bool {
         self.is_new(uid, &Arc::from(""), reason)
     }
 
-    /// Notes this reason for this container; returns whether it is new. Beyond the bound nothing is new.
+    /// Records this reason for this container; returns whether it is new. Beyond the bound, no reason is new.
     pub fn is_new(&mut self, uid: &PodUid, container: &Arc<str>, reason: &'static str) -> bool {
         let reasons = self.reasons.entry(uid.clone()).or_default();
         reasons.len() < MAX_REASONS && reasons.insert((Arc::clone(container), reason))
     }
 
-    /// Forgets this reason for all containers of the pod. Returns whether one had it.
+    /// Forgets this reason for all containers of the pod. Returns whether a container had it.
     fn take_back(&mut self, uid: &PodUid, reason: &'static str) -> bool {
         let Some(reasons) = self.reasons.get_mut(uid) else { return false };
         let before = reasons.len();

@@ -1,4 +1,4 @@
-//! Whether a file that another program writes is complete: it is, if two reads in a row give the same stamp.
+//! Decides whether a file that another program writes is complete: two reads in a row must give the same stamp.
 
 use model::file_stamp::FileStamp;
 

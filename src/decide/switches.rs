@@ -10,7 +10,7 @@ pub struct Switches {
 }
 
 impl Switches {
-    /// Counts an error, and returns it as an event in any case.
+    /// Counts an error. Returns it as an event, even if there is no room to count it.
     pub fn sxid(&mut self, sxid: Sxid) -> Vec<NodeEvent> {
         let place = match self.list.binary_search_by(|switch| switch.pci_bus_id.cmp(&sxid.switch)) {
             Ok(place) => Some(place),

@@ -6,12 +6,12 @@
 //! ```
 //!
 //! "By claim" means: by claimed SM time if every holder claims some; otherwise by claimed memory if every holder claims
-//! some (a MIG instance claims its own memory); otherwise in equal parts. The part of processes without a pod is given
+//! some (a MIG instance claims its own memory); otherwise in equal parts. The part of processes without a pod is added
 //! to no pod.
 //!
 //! The sums begin at 0 when the agent starts: `increase()` and `rate()` of Prometheus take that into account.
 //!
-//! What must never happen here: a sum that falls; time or energy of a span without a view.
+//! What must never happen here: a sum falls; a sum includes the time or energy of a span without a view.
 
 use model::id::{GpuUuid, PodUid};
 use model::plugin::PluginView;
@@ -24,10 +24,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest counted span between two views. Views are a second apart; a longer span (the machine slept) is given to no
-/// pod.
+/// Longest span between two views that counts. Views are a second apart; a longer span (the machine slept) is added to
+/// no pod.
 const LONGEST: Duration = Duration::from_secs(60);
-/// How long the sums of a pod that is not seen are kept, so that its counters do not start again where it was only
+/// How long the sums of a pod are kept after it was last seen, so that its counters do not start again if it was only
 /// unreadable for a while.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
@@ -81,7 +81,7 @@ impl Tallies {
             let before = self.gpus_before.insert(gpu.gpu.uuid.clone(), Seen { at, energy });
             let Some(before) = before.filter(|before| now.since(before.at) <= LONGEST) else { continue };
             let passed = u64::try_from(now.since(before.at).as_nanos()).unwrap_or(0);
-            // A lower counter has started again with the driver.
+            // A counter that is lower than before was reset with the driver.
             let drawn = energy.zip(before.energy).and_then(|(now, before)| now.checked_sub(before)).unwrap_or(0);
             let holders: Vec<&PodUid> = gpu.holders.iter().collect();
             let held = by_claims(gpu, &holders, plugin);
@@ -119,14 +119,15 @@ impl Tallies {
     }
 }
 
-/// The weights of the holders, in their order, and the sum of which they are parts.
+/// The weights of the holders, in their order, and their total. The total may include the weight of processes without a
+/// pod.
 #[derive(Clone, Debug)]
 struct Weights {
     each: Vec<u64>,
     sum: u64,
 }
 
-/// The part for one index; the remainder of the rounding is given to no pod.
+/// The part for one index. The remainder of the rounding is added to no pod.
 fn part(whole: u64, weights: &Weights, place: usize) -> u64 {
     let weight = weights.each.get(place).copied().unwrap_or(0);
     let part = u128::from(whole) * u128::from(weight) / u128::from(weights.sum.max(1));

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-/// Longest pause. After a token was replaced, the stream uses the old one for at most this long.
+/// Longest pause: the stream uses a replaced token for at most this long.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Shortest pause: a check costs the reading of a small file.
 const SHORTEST: Duration = Duration::from_secs(1);

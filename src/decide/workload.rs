@@ -80,7 +80,7 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// Takes in a whole pass over cgroups. A cgroup that is not in it is gone, and so are its rates.
+    /// Takes in a whole pass over cgroups. A cgroup that is not in the pass is gone, and its rates are dropped.
     pub fn passed(&mut self, pass: CgroupPass) {
         let mut rates = HashMap::with_capacity(pass.reports.len());
         for report in &pass.reports {
@@ -127,7 +127,7 @@ impl Workload {
             .map(|report| (report, self.rates.get(&report.identity).map(CgroupRates::rates).unwrap_or_default()))
     }
 
-    /// Whether this cgroup was in the last pass. Before the first pass that is not known, and every cgroup counts as
+    /// Whether this cgroup was in the last pass. Before the first pass this is not known, so every cgroup counts as
     /// living.
     #[must_use]
     pub fn living(&self, identity: &CgroupIdentity) -> bool {

@@ -24,10 +24,10 @@ impl BindingFile {
         self.0.path()
     }
 
-    /// Writes the result, and the runtime for which it holds.
+    /// Writes the result of the check, and the name of the runtime that was checked.
     ///
     /// # Errors
-    /// If it cannot be written: the old content stays.
+    /// If the file cannot be written; it then keeps its old content.
     pub fn write(&self, found: CdiSupport, runtime: &str) -> io::Result<()> {
         self.0.sweep();
         self.0.write(encode(found, runtime).as_bytes())

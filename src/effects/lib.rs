@@ -2,7 +2,7 @@
 //! shows the same [`model::view::NodeView`].
 //!
 //! ```text
-//!   metrics                    the view as Prometheus text: our metrics, and the names of dcgm-exporter, HAMi, cAdvisor
+//!   metrics                    the view as Prometheus text: our metrics, and names of dcgm-exporter, HAMi, cAdvisor
 //!   api                    the view as JSON
 //!   http                   :9410, everything that is open to the cluster
 //!   socket                 the file of a unix socket: replaces a stale one, keeps one in use, removes its own

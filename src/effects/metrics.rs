@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each scrape computes everything from the view, so no series outlives its object by more than the age of the view.
-//! Readings of a whole GPU are never divided among pods: a GPU with exactly one holder has the holder's name in its
-//! labels, and a shared GPU has no name. The use of each pod's processes is in `gpu_steward_pod_gpu_*`, beside the
+//! Readings of a whole GPU are never divided among pods. If the GPU has exactly one holder, the labels name this
+//! holder; for a shared GPU they name none. The use by each pod's processes is in `gpu_steward_pod_gpu_*`, beside the
 //! unattributed rest.
 //!
 //! Cost, measured with 8 GPUs, 100 pods and 200 containers (profile dev, best of 20, shared two-core machine): our
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// A family without a series there could be confused with another family, and no test would fail.
+    /// If a family has no series in the golden files, its row could read another family's value and no test would fail.
     #[test]
     fn every_family_has_a_series_in_the_golden_files() {
         let view = sample_view::small();

@@ -55,8 +55,8 @@ fn get(address: SocketAddr, path: &str, accept: &str) -> String {
 
 /// Scrapes a node every second. `/metrics` also has the names of dcgm-exporter and of `/metrics/gpu`. Prometheus also
 /// scrapes and parses the separate paths of these names, but drops those series, because they would count twice. The
-/// target labels name the agent's own pod, as service discovery sets them. The kubelet's job honours labels, and so
-/// does the job of kube-state-metrics, whose list of pods is used in joins of the recording rules.
+/// target labels name the agent's own pod, as service discovery sets them. The jobs `kubelet` and `kube-state-metrics`
+/// have `honor_labels`; the recording rules join with the pod list of kube-state-metrics.
 fn scraping(node: SocketAddr) -> Prometheus {
     let state = prometheus::target(KUBE_POD_INFO);
     Prometheus::start(&format!(

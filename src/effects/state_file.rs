@@ -4,7 +4,7 @@
 //! The file is not synced to the disk: a power loss also reboots the machine, and then the recorded state of the node
 //! is no longer true.
 //!
-//! What must never happen here: an incomplete file has the name, even while two agents write during an upgrade.
+//! What must never happen here: a file of this name is incomplete, even while two agents write during an upgrade.
 
 use crate::delivery::rename_through;
 use std::fs;

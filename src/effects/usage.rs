@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   watch<Arc<NodeView>> ──convert──▶ NodeUsage ──┬──▶ Get:   the newest state, at once
-//!                                                 └──▶ Watch: the newest state, when it differs and the client is ready
+//!                                                 └──▶ Watch: the newest state, if it differs and the client is ready
 //!   json          the message as text, for a client that prints it
 //!   connection    bounds the connections, and sees whether a client has read the last state
 //! ```

@@ -1,5 +1,5 @@
-//! The admin port of the extender: profiles of this process, and the log level. It has its own address, because agent and
-//! extender may run on one machine; its callers are those of the agent's admin port.
+//! The admin port of the extender: profiles of this process, and the log level. It has its own address, because an
+//! agent and an extender may run on one machine. It accepts the same callers as the agent's admin port.
 
 use super::settings::ExtenderSettings;
 use serve::admin::{LogLevel, Settings};

@@ -1,18 +1,19 @@
-//! The streams of the agents: takes over what each agent reports of its own node, and answers what the leader knows of it.
+//! The streams of the agents. Takes over each agent's reports about its own node, and replies with what the leader
+//! knows about the node.
 //!
 //! ```text
 //!   first message (everything) ─┐                    ┌─▶ LockedCluster: evidence, open or closed
 //!   changes, beats ─────────────┼─▶ rate, bounds ────┤
-//!   the end ────────────────────┘                    └─▶ LeaderView, when it differs, with each beat, or after ten seconds
+//!   end of the stream ──────────┘                    └─▶ LeaderView: after a change, after a beat, or after 10 s
 //! ```
 //!
-//! The rate is that of the node, over all its streams ([`super::stream_limit`]).
+//! The rate limit applies to a node, over all its streams ([`super::stream_limit`]).
 //!
-//! There may be 5,000 streams, so a stream wakes up only when there is work for it: one task checks for all streams whether this
-//! process still leads and which nodes were closed or opened, and wakes only the streams of those nodes.
+//! There may be 5,000 streams, so a stream wakes up only when it has work to do. One task checks for all streams
+//! whether this process still leads and which nodes were closed or opened, and wakes only the streams of those nodes.
 //!
-//! What must never happen here: a report about a node by the agent of another node; a stream that waits forever; a message
-//! that counts after its stream has ended; a stream that outlives the token of its agent.
+//! What must never happen here: an agent reports about another agent's node; a stream waits forever; a message counts
+//! after its stream has ended; a stream outlives the token of its agent.
 
 use super::callers::AgentIdentity;
 use super::closings;
@@ -36,19 +37,21 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long an agent may take to read a message. It is less than the port's own limit, so that the log names the slow agent.
+/// How long an agent may take to read a message. It is less than the port's own limit, so that the log names the slow
+/// agent.
 const READ_WITHIN: Duration = Duration::from_secs(8);
-/// Silence of an agent after which its stream ends: three of its beats are missing, for example because its node lost power.
+/// A stream ends if its agent sends nothing for this long. By then three of the agent's beats are missing, for example
+/// because its node has lost power.
 const SILENCE: Duration = Duration::from_secs(35);
-/// How long an agent may take to close its side once it has the last message. If the extender closed first, data that the
-/// agent has sent meanwhile would make the kernel discard the last message.
+/// How long an agent may take to close its side after the last message. If the extender closed first and the agent sent
+/// more data, the kernel would discard the last message.
 const CLOSES_WITHIN: Duration = Duration::from_secs(2);
-/// Reply to an agent's message when the last reply is older than this, even if nothing has changed. A beat arrives every ten
-/// seconds, so one wake-up serves both.
+/// Reply to an agent's message when the last reply is older than this, even if nothing has changed. A beat arrives
+/// every ten seconds, so the leader replies to it in the same wake-up.
 const ANSWER_AGAIN: Duration = Duration::from_secs(5);
-/// How often in a row an opening or a message may be delayed because the agent opens too many streams or sends too many messages,
-/// each time by a quarter of a second. Then the stream ends. An agent that opens streams as fast as its own pauses allow is
-/// delayed at most twice.
+/// If an agent opens too many streams or sends too many messages, each opening or message is delayed by a quarter of a
+/// second at a time. After this many delays in a row the stream ends. An agent that opens streams as fast as its own
+/// pauses allow is delayed at most twice.
 const TOO_MANY: u32 = 16;
 
 /// Serves the streams.
@@ -66,7 +69,7 @@ pub(super) struct AgentStreams {
     rates: NodeRates,
 }
 
-/// Why a stream that the agent closed has ended.
+/// The reason if the agent closed the stream.
 const ENDED: &str = "the agent has ended the stream";
 
 /// The transport of a stream: a connection, or a pipe in the simulation.
@@ -74,7 +77,7 @@ pub(super) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<C: AsyncRead + AsyncWrite + Send + Unpin> Connection for C {}
 
-/// The end of a stream: the reason, and a sentence about it for the agent.
+/// Why a stream ended: the reason, and a sentence for the agent.
 #[derive(Debug)]
 struct Ended {
     end: StreamEnd,
@@ -89,13 +92,13 @@ struct Served {
     /// How many messages in a row were delayed.
     over: u32,
     sent: Option<(LeaderView, Instant)>,
-    /// What ends it.
+    /// The signals that end or wake it.
     signals: Arc<StreamSignals>,
     term: CancellationToken,
 }
 
 impl AgentStreams {
-    /// Streams of which none is open yet. All end when `closing` is cancelled.
+    /// Starts without open streams. All streams end when `closing` is cancelled.
     pub(super) fn new(
         cluster: Arc<LockedCluster>,
         leadership: Arc<Leadership>,
@@ -107,11 +110,11 @@ impl AgentStreams {
         AgentStreams { cluster, leadership, live, events, counts, closing, term, rates }
     }
 
-    /// Checks once a second for what no watch event reports. Never returns.
+    /// Runs once a second, for changes that no watch event reports. Never returns.
     ///
-    /// When the term is over, all streams end within a second. If an agent has not reconnected in time, or reports something that
-    /// closes or opens its node, the change is reported. Each check costs time only for nodes whose agents have reported since
-    /// the last check.
+    /// When this process no longer leads, ends all streams. Closes nodes whose agents have not reconnected in time.
+    /// Writes an event when a node closes or opens, and wakes the node's stream. Each check costs time only for nodes
+    /// whose agents have reported since the last check.
     pub(super) async fn watch_term(&self) {
         let mut look = interval(REPORT_LEAST);
         loop {
@@ -130,7 +133,7 @@ impl AgentStreams {
         let Ended { end, text } = self.serve_to_end(agent, &mut messages).await;
         streams.counts.ended(end);
         if end == StreamEnd::Slow {
-            // Half a message is on its way.
+            // Half a message is already sent, so no other message can follow it.
             return;
         }
         let leader = streams.leadership.leader_address().filter(|_| end == StreamEnd::NotLeading);
@@ -147,12 +150,12 @@ impl AgentStreams {
         agent: AgentIdentity,
         messages: &mut MessageStream<impl Connection>,
     ) -> Ended {
-        // Taken before asking who leads, so that a term that ends later ends this stream.
+        // Take the token before asking who leads: if the term ends after that, the token ends this stream.
         let term = self.term.lock().clone();
         if let Leader::Other(_) = self.leadership.leader() {
             return self.refer();
         }
-        // Checked before the first message is read, because it is the largest.
+        // Check the rate before reading the first message, because it is the largest.
         if let Err(end) = self.admit(&agent.node.0, AgentAct::Opening, &mut 0).await {
             return end;
         }
@@ -185,7 +188,7 @@ impl AgentStreams {
         ended
     }
 
-    /// Waits until the agent of this node may do this once more. Counts how often it was delayed.
+    /// Waits until the rate limit lets the agent of this node do this. Adds the number of delays to `waits`.
     async fn admit(&self, node: &NodeName, act: AgentAct, waits: &mut u32) -> Result<(), Ended> {
         while !self.rates.allows(node, act, clock::monotonic()) {
             *waits += 1;
@@ -206,7 +209,7 @@ impl AgentStreams {
         take_report(&self.cluster, &self.leadership, (id, report), now)
     }
 
-    /// A stream that has reported has ended.
+    /// Records that a stream has ended whose agent has sent a report.
     fn closed(&self, node: &NodeName, id: StreamId) {
         if planted(PlantedMistake::StreamEndUnseen) {
             return;
@@ -234,15 +237,15 @@ fn take_report(
     now: Monotonic,
 ) -> Result<(), ReportRefusal> {
     let taken = cluster.agent_reports(id, report, now);
-    // The election forgets all reports once the term is over. A report that arrives later, from a stream that has not ended
-    // yet, would stay: a claim could then wait for the end of processes that nobody reports any more.
+    // All reports are forgotten when the term ends. A stream that has not ended yet may add a report after that. The
+    // report would stay, and a claim could then wait for the end of processes that no agent reports any more.
     if let Leader::Other(_) = leadership.leader() {
         cluster.forget_agents();
     }
     taken
 }
 
-/// The first message: the complete report of the caller's own node.
+/// Reads the first message, which must be the complete report of the caller's own node.
 async fn first(agent: &AgentIdentity, messages: &mut MessageStream<impl Connection>) -> Result<AgentReport, Ended> {
     let message = match timeout(FIRST_WITHIN, messages.next()).await {
         Ok(Ok(Some(message))) => message,
@@ -295,7 +298,7 @@ impl Served {
                 Err(end) => return end,
             };
             let message = tokio::select! {
-                // No message counts once the stream has to end.
+                // Check the reasons to end first: no message counts once the stream has to end.
                 biased;
                 () = streams.closing.cancelled() => {
                     return Ended::because(StreamEnd::Stopping, "the extender is stopping");
@@ -330,7 +333,7 @@ impl Served {
         }
     }
 
-    /// The end of a stream whose caller is gone, or has opened a newer one.
+    /// Why the stream was told to end: its caller is gone, or has opened a newer stream.
     fn told_to_end(&self) -> Ended {
         let AgentIdentity { node, pod, .. } = &self.agent;
         match self.streams.live.check(node, pod.as_ref()) {
@@ -371,7 +374,7 @@ impl Served {
         taken.map_err(|why| refused(&why))
     }
 
-    /// Sends what the leader knows of the node, if it differs from what was sent last or the last message is no longer `fresh`.
+    /// Sends the leader's view of the node if the view has changed, or if the last message is older than `fresh`.
     /// Returns when to check again.
     async fn answer(
         &mut self,
@@ -380,7 +383,7 @@ impl Served {
     ) -> Result<Instant, Ended> {
         let view = self.streams.cluster.leader_view(&self.agent.node.0);
         let next = |sent: Instant| {
-            // Pods of the node come and go while its agent waits for them, and nothing else informs the agent.
+            // A leaving agent waits for the node's pods, and only these messages tell it which pods are left.
             if view.leaving { Instant::now() + REPORT_LEAST } else { sent + REPORT_MOST }
         };
         if let Some((sent, at)) = &self.sent

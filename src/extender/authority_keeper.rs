@@ -1,13 +1,13 @@
-//! Keeps the certificate authority of the extenders in a Secret, publishes its certificates in a ConfigMap, and signs the
-//! certificates of this extender's ports ([`PortCertificate`](super::port_certificate::PortCertificate)).
+//! Keeps the certificate authority of the extenders in a Secret, publishes its certificates in a ConfigMap, and signs
+//! the certificates of this extender's ports ([`PortCertificate`](super::port_certificate::PortCertificate)).
 //!
 //! ```text
 //!   Secret LEASE-ca: keys ──▶ every extender signs the certificates of its own ports, anew every ten days
 //!        └── certificates ──▶ ConfigMap LEASE-ca ──mounted──▶ agents
 //! ```
 //!
-//! All extenders do the same here, also those that do not lead. If two change the Secret at once, the API server refuses one of
-//! them, which then reads what the other has written.
+//! Every extender does this, whether it leads or not. If two extenders change the Secret at once, the API server
+//! refuses one of them, and that extender then reads the other's Secret.
 
 use apiserver::ApiError;
 use apiserver::kept_object::KeptObject;
@@ -24,9 +24,10 @@ use wire::authority::{decode_bundle, decode_secret, encode_bundle, encode_secret
 pub(super) struct AuthorityKeeper {
     secret: KeptObject,
     bundle: KeptObject,
-    /// The certificates that are trusted, PEM; empty before they are known.
+    /// The trusted certificates, as PEM; empty before they are known.
     trusted: RwLock<Arc<str>>,
-    /// Only one port at a time reads and changes the authority, so that changes by two ports of one process never conflict.
+    /// Only one port at a time reads and changes the authority, so that changes by two ports of one process never
+    /// conflict.
     looking: Mutex<()>,
 }
 
@@ -35,7 +36,7 @@ impl AuthorityKeeper {
         AuthorityKeeper { secret, bundle, trusted: RwLock::new("".into()), looking: Mutex::default() }
     }
 
-    /// The certificates that are trusted, PEM; empty before they are known.
+    /// The trusted certificates, as PEM; empty before they are known.
     pub(super) fn trusted(&self) -> Arc<str> {
         Arc::clone(&self.trusted.read())
     }
@@ -49,10 +50,10 @@ impl AuthorityKeeper {
         )
     }
 
-    /// Reads the authority, makes one if there is none, takes the step that is due, and publishes the certificates.
+    /// Reads the authority, makes one if there is none, rotates it if that is due, and publishes the certificates.
     ///
     /// # Errors
-    /// What failed, as a sentence.
+    /// A sentence that says what failed.
     pub(super) async fn look(&self) -> Result<AuthoritySet, String> {
         let _alone = self.looking.lock().await;
         let text = |why: ApiError| why.to_string();
@@ -89,7 +90,7 @@ impl AuthorityKeeper {
                 let object = encode_bundle(self.bundle.place(), Some(&stored.version), bundle);
                 self.bundle.replace(&object).await
             }
-            // An API server never sends such an object.
+            // A real API server never sends such an object.
             Err(why) => {
                 tracing::warn!(%why, "the ConfigMap of the certificates cannot be read: {why}");
                 Ok(())
@@ -98,7 +99,7 @@ impl AuthorityKeeper {
     }
 }
 
-/// The new content of the Secret, if it changes.
+/// The new content of the Secret; `None` if the Secret stays as it is.
 fn next(kept: Option<&AuthoritySet>) -> Result<Option<AuthoritySet>, String> {
     let made = || make(seconds(), AUTHORITY_VALID).map_err(|why| why.to_string());
     let Some(kept) = kept else { return Ok(Some(AuthoritySet::of(made()?))) };

@@ -1,12 +1,12 @@
-//! Checks who calls the TLS port: an agent, by a token of its own pod, or another extender, by one of its pod too.
+//! Checks who calls the TLS port. Agents and other extenders each send a token that is bound to their own pod.
 //!
 //! ```text
-//!   Authorization: Bearer … ──decode──▶ signature, issuer, audience, time ──▶ account ──▶ Node and pod are there ──▶ Caller
-//!                                            ▲ keys of the API server, read again every ten minutes and for a new key
+//!   Authorization: Bearer … ──▶ decode ──▶ signature, issuer, audience, time ──▶ account ──▶ Node, pod ──▶ Caller
+//!                                              ▲ keys of the API server, read every ten minutes and for an unknown key
 //! ```
 //!
-//! What must never happen here: a caller that speaks for another Node than the Node of its token; a token that counts although
-//! its pod is gone; a call to the API server for each invalid token.
+//! What must never happen here: a caller acts for a Node other than the Node of its token; a token counts although its
+//! pod is gone; each invalid token causes a call to the API server.
 
 use super::live_callers::{LiveCallers, NotLive};
 use super::settings::StreamSettings;
@@ -24,16 +24,17 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wire::token::{self, TokenClaims};
 
-/// How often the keys are read without a reason. A cluster changes them every few days at most.
+/// How often the keys are read even if no token needs a new key. A cluster changes its keys at most every few days.
 const REFRESH: Duration = Duration::from_secs(10 * 60);
-/// Shortest time between two reads of the keys: a client that sends invalid tokens must not cause a read for each of them.
+/// Shortest time between two reads of the keys: a client that sends invalid tokens must not cause a read for each of
+/// them.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// Upper bound for caching a token check. Real tokens expire within a day; the bound keeps a forged `exp` from overflowing the
-/// clock.
+/// Upper bound for caching a token check. Real tokens expire within a day; the bound keeps a forged `exp` from
+/// overflowing the clock.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Who calls.
+/// The caller of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
     /// The agent of a Node.
@@ -42,14 +43,14 @@ pub(super) enum Caller {
     Extender,
 }
 
-/// The agent of a Node, by its token.
+/// The agent of a Node, as its token identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AgentIdentity {
     /// The Node for which it speaks.
     pub(super) node: (NodeName, ObjectUid),
     /// Its pod; `None` for an agent outside a pod.
     pub(super) pod: Option<PodUid>,
-    /// When its token expires, on the monotonic clock: setting the wall clock does not end streams.
+    /// When its token expires. This is on the monotonic clock, so that a change of the wall clock does not end streams.
     pub(super) until: Instant,
 }
 
@@ -88,7 +89,7 @@ impl CallerRefusal {
         "too_many_streams",
     ];
 
-    /// A stable short word.
+    /// A stable short code.
     pub(super) fn code(self) -> &'static str {
         match self {
             CallerRefusal::NoToken => "no_token",
@@ -124,11 +125,12 @@ pub(super) struct Callers {
 #[derive(Clone, Debug)]
 struct OwnAccount {
     subject: Arc<str>,
-    /// Whether this extender's own token is bound to a pod. Then a token of another extender must be bound to a pod too.
+    /// Whether this extender's own token is bound to a pod. Then a token of another extender must be bound to a pod
+    /// too.
     in_pod: bool,
 }
 
-/// Why the last try to read something failed, if it did.
+/// Why the last attempt to read each of these failed; `None` if it succeeded.
 #[derive(Debug, Default)]
 struct ReadFailures {
     /// The keys with which the API server signs tokens.
@@ -149,7 +151,8 @@ impl Callers {
         Callers { client, audience, agents, token_file, live, keys, own, asked, failures }
     }
 
-    /// What is missing to identify callers, and to be identified by the other extenders: sentences that say what to do.
+    /// Sentences about what is missing before this extender can identify its callers, and other extenders can identify
+    /// it. Each says what to do.
     pub(super) fn missing(&self) -> Vec<String> {
         let failures = self.failures.lock();
         let mut missing = Vec::new();
@@ -169,7 +172,7 @@ impl Callers {
         missing
     }
 
-    /// Who sends this request.
+    /// Finds out who sends this request.
     pub(super) async fn check(&self, headers: &HeaderMap) -> Result<Caller, CallerRefusal> {
         let text = bearer(headers).ok_or(CallerRefusal::NoToken)?;
         let claims = match self.signed(text) {
@@ -198,13 +201,14 @@ impl Callers {
         self.identify_extender(&claims)
     }
 
-    /// An extender may make the leader bind pods. So the pod of its token must exist, which an API server would check too.
+    /// Another extender may make the leader bind pods. So the pod of its token must exist; an API server would check
+    /// the same.
     fn identify_extender(&self, claims: &TokenClaims) -> Result<Caller, CallerRefusal> {
         let own = self.own.lock().clone().filter(|own| own.subject == claims.subject);
         let own = own.ok_or(CallerRefusal::OtherAccount)?;
         match (&claims.node, &claims.pod) {
             (Some(node), pod) if pod.is_some() || !own.in_pod => self.live.check(node, pod.as_ref())?,
-            // An extender outside pods, like this one: its token ends only when it expires.
+            // The other extender runs outside a pod, like this one. Its token is valid until it expires.
             (None, None) if !own.in_pod => {}
             _ => return Err(CallerRefusal::NoNode),
         }
@@ -215,7 +219,8 @@ impl Callers {
     pub(super) async fn keep_fresh(self: Arc<Self>, stop: CancellationToken) {
         loop {
             self.read_keys(Duration::ZERO).await;
-            // Without keys no agent can report, and without this extender's token no call is passed on, so the next try is soon.
+            // Without the keys no agent can report, and without this extender's own token no call is passed on, so try
+            // again soon.
             let pause = if self.missing().is_empty() { REFRESH } else { AGAIN };
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -224,7 +229,8 @@ impl Callers {
         }
     }
 
-    /// Reads the keys, unless they were requested within the last `pause`. Callers that arrive meanwhile wait for the answer.
+    /// Reads the keys, unless they were requested within the last `pause`. Callers that arrive during the request wait
+    /// for its answer.
     async fn read_keys(&self, pause: Duration) {
         let mut asked = self.asked.lock().await;
         if asked.is_some_and(|asked| asked.elapsed() < pause) {
@@ -253,7 +259,7 @@ impl Callers {
         self.read_own();
     }
 
-    /// Reads the account of the extenders from the own token.
+    /// Reads the account of the extenders from this extender's own token.
     fn read_own(&self) {
         let Some(path) = &self.token_file else { return };
         match read_token(path) {
@@ -269,8 +275,8 @@ impl Callers {
     }
 }
 
-/// The namespaces in which agents and extenders run: those of the accounts of agents, `own`, and the namespace of the account of
-/// the extenders, if this extender's token can be read already.
+/// The namespaces in which agents and extenders run: the namespaces of the agents' accounts, those in `own`, and the
+/// namespace of the extenders' account, if this extender's token can already be read.
 pub(super) fn namespaces(settings: &StreamSettings, own: impl Iterator<Item = Arc<str>>) -> BTreeSet<Arc<str>> {
     let extenders = settings.token_file.as_deref().and_then(|path| read_token(path).ok()).map(|claims| claims.subject);
     let accounts = settings.accounts.iter().map(String::as_str).chain(extenders.as_deref());

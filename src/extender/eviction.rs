@@ -1,5 +1,5 @@
-//! Evicts the pods that an agent has marked (`gpu-steward.io/evict`), so that their controllers create them again. Only the
-//! leader does so, through the Eviction API, which respects disruption budgets.
+//! Evicts the pods that an agent has marked (`gpu-steward.io/evict`), so that their controllers create them again. Only
+//! the leader does so, through the Eviction API, which respects disruption budgets.
 
 use super::leadership::Leadership;
 use apiserver::client::ApiClient;
@@ -15,14 +15,14 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::annotation_keys::EVICT;
 
-/// Pause after the first try that a disruption budget or the server refused.
+/// Pause after the first attempt at a pod; later pauses are longer.
 const FIRST: Duration = Duration::from_secs(5);
-/// Longest pause between two tries.
+/// Longest pause between two attempts.
 const LONGEST: Duration = Duration::from_secs(120);
 /// How often a process that does not lead checks whether it leads.
 const FOLLOWS: Duration = Duration::from_secs(2);
-/// Most marked pods that are kept; marks are rare. A marked pod beyond this number is ignored until the watch shows another
-/// change of it and there is room.
+/// Maximum number of marked pods that are kept; marks are rare. A marked pod beyond this number is ignored until the
+/// pod changes again and there is room.
 const MOST: usize = 10_000;
 
 /// The marked pods.
@@ -41,8 +41,8 @@ struct MarkedPod {
 }
 
 impl Evictor {
-    /// Takes over a pod. A pod that is being deleted, has ended or is the mirror of a static pod is not evicted: deleting a
-    /// mirror ends nothing.
+    /// Takes over a pod. A pod that is being deleted or has ended is not evicted. Nor is the mirror of a static pod,
+    /// because deleting the mirror does not end the pod.
     pub(super) fn pod_is(&self, pod: &Pod) {
         let mark = pod.annotations.iter().find(|(key, _)| &**key == EVICT).map(|(_, why)| why);
         let Some(why) = mark.filter(|_| pod.deleted_at.is_none() && !pod.ended() && pod.mirror_of.is_none()) else {
@@ -100,7 +100,7 @@ impl Evictor {
         due.map(|(uid, marked)| (uid.clone(), marked.pod.clone(), Arc::clone(&marked.why))).collect()
     }
 
-    /// The pod is tried again after a pause, unless it is gone by then.
+    /// Schedules the next attempt at this pod, unless the pod is gone by then.
     fn later(&self, uid: &PodUid) {
         if let Some(marked) = self.marked.lock().get_mut(uid) {
             marked.due = Instant::now() + marked.backoff.pause();

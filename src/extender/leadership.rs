@@ -1,4 +1,4 @@
-//! Leadership: carries out the steps of the election at the API server, and says who decides now.
+//! Leadership: carries out the steps of the election at the API server, and knows which extender decides now.
 //!
 //! ```text
 //!   Elector ──step──▶ LeaseClient ──answer──▶ Elector
@@ -6,8 +6,8 @@
 //!      └▶ follows ──▶ catches up ──everything from before the win is known──▶ decides ──▶ follows
 //! ```
 //!
-//! A new leader decides only after it has seen everything that was written before it won: by lists that were begun after
-//! the win or, for pods, by its own mark in the pod watch ([`super::own_mark`]).
+//! A new leader decides only after it has seen everything that was written before it won. Lists that were begun after
+//! the win show this; for pods, the leader's own mark in the pod watch is enough ([`super::own_mark`]).
 
 use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
@@ -24,33 +24,34 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Time left of a term that never ends: a mistake that a test plants.
+/// The rest of a term that never ends. A test plants this mistake.
 const ENDLESS: Duration = Duration::from_secs(3600);
 
-/// Who decides.
+/// Which extender decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Leader {
     /// Another process, if any: its identity as last seen.
     Other(Option<Arc<str>>),
-    /// This process has won, and still reads what was written before.
+    /// This process has won, and is still reading what was written before the win.
     CatchingUp,
     /// This process.
     This,
 }
 
-/// What every part of the program asks about leadership.
+/// The state of the election. Every part of the extender asks it who leads.
 #[derive(Debug)]
 pub(super) struct Leadership {
     state: Mutex<LeadershipState>,
-    /// Notified when all pods up to now must be known.
+    /// Notified when this process must know all pods as they are now.
     pub(super) pods_wanted: Arc<Notify>,
     /// Notified when a new list of pods, or of Nodes, is wanted.
     pub(super) relists: [Arc<Notify>; 2],
-    /// Bindings that were begun and whose outcome is not known.
+    /// Number of bindings that were begun and whose outcome is not known.
     open_bindings: Arc<AtomicUsize>,
 }
 
-/// A binding that was begun. It counts as open until its outcome is known, even if it never is.
+/// A binding that was begun. It counts as open until its outcome is known. If the value is dropped without
+/// [`OpenBinding::settle`], it stays open.
 #[derive(Debug)]
 pub(super) struct OpenBinding(Arc<AtomicUsize>);
 
@@ -64,10 +65,10 @@ impl OpenBinding {
 #[derive(Debug)]
 struct LeadershipState {
     elector: Elector,
-    /// Everything from before this moment must be known: when this process won, or learnt of a restore of etcd; `None` while it
-    /// does not lead.
+    /// This process must know everything that was written before this moment. It is the time when the process won, or
+    /// learnt of a restore of etcd; `None` while it does not lead.
     won: Option<Instant>,
-    /// Whether it has seen everything that was written before.
+    /// Whether it has seen everything that was written before `won`.
     caught_up: bool,
     /// Failed calls in a row, of which the first one is logged.
     failures: u32,
@@ -84,7 +85,7 @@ impl Leadership {
         }
     }
 
-    /// Who decides at this moment.
+    /// Which extender decides at this moment.
     pub(super) fn leader(&self) -> Leader {
         let state = self.state.lock();
         let leads = state.elector.leads(clock::monotonic())
@@ -99,7 +100,8 @@ impl Leadership {
         }
     }
 
-    /// Where the leader serves agents and the other extenders; `None` while this process leads, or where it is not known.
+    /// The address at which the leader serves agents and the other extenders; `None` if this process leads, or if the
+    /// address is not known.
     pub(super) fn leader_address(&self) -> Option<Arc<str>> {
         let state = self.state.lock();
         let other =
@@ -122,7 +124,7 @@ impl Leadership {
         (!left.is_zero()).then_some(left)
     }
 
-    /// A binding is under way. The Lease is not released before its outcome is known.
+    /// Records that a binding has begun. The Lease is not released before the binding's outcome is known.
     pub(super) fn binding_begins(&self) -> OpenBinding {
         self.open_bindings.fetch_add(1, Ordering::Relaxed);
         OpenBinding(Arc::clone(&self.open_bindings))
@@ -157,7 +159,7 @@ impl Leadership {
             }
             let leads = !matches!(self.leader(), Leader::Other(_));
             if led && !leads {
-                // The agents report to another extender from now on.
+                // From now on the agents report to another extender.
                 cluster.forget_agents();
             }
             led = leads;
@@ -177,7 +179,7 @@ impl Leadership {
         }
     }
 
-    /// One try: the next step, and the steps that follow from its answer.
+    /// Carries out the next step of the election, and the steps that follow from its answer.
     async fn step(&self, lease: &LeaseClient) {
         let mut step = {
             let mut state = self.state.lock();
@@ -245,8 +247,8 @@ impl Leadership {
         }
     }
 
-    /// A pod that was bound has no node any more, so etcd was restored to an older state, and what was seen before may be wrong.
-    /// A leader decides again after all pods and Nodes are read anew.
+    /// A bound pod has no node any more. So etcd was restored to an older state, and everything that was read before
+    /// may be wrong. A leader decides again only after it has read all pods and Nodes anew.
     pub(super) fn etcd_was_restored(&self) {
         let mut state = self.state.lock();
         if state.caught_up {
@@ -262,7 +264,7 @@ impl Leadership {
         self.relists.iter().for_each(|relist| relist.notify_one());
     }
 
-    /// Begins to decide once everything that was written before the win is known.
+    /// Starts to decide if everything that was written before the win is known.
     fn catch_up(&self, cluster: &LockedCluster) {
         let mut state = self.state.lock();
         let Some(won) = state.won.filter(|_| !state.caught_up) else { return };
@@ -276,8 +278,9 @@ impl Leadership {
         tracing::info!(epoch, after_ms = won.elapsed().as_millis(), "this extender leads and decides from now on");
     }
 
-    /// Lets another process lead at once. A binding whose outcome is unknown may still be carried out, for example while the API
-    /// server waits for a webhook. Then the Lease runs out as after a crash, and the next leader decides only after that.
+    /// Lets another process lead at once. If the outcome of a binding is unknown, the API server may still carry it
+    /// out, for example after a slow webhook. Then the Lease is not released: it runs out as after a crash, and the
+    /// next leader decides only after that.
     async fn release(&self, lease: &LeaseClient) {
         let open = self.open_bindings.load(Ordering::Relaxed);
         let released = {
@@ -302,7 +305,7 @@ impl Leadership {
     }
 
     fn call_failed(&self, error: &ApiError) {
-        // Another process was faster: the next try reads what it wrote.
+        // Another process wrote first. The next attempt reads what that process wrote.
         if error.code() == Some(409) {
             self.state.lock().elector.failed();
             return;

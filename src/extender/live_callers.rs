@@ -1,7 +1,7 @@
-//! Which Nodes and which pods of agents and extenders exist, by this process's own watches, so that a token ends with its pod. A
-//! stream ends when its pod or its Node is gone.
+//! Knows from this process's own watches which Nodes and which pods of agents and extenders exist. A token is refused
+//! once its pod is gone, and a stream ends when its pod or its Node is gone.
 //!
-//! Only pods in the namespaces of agents and extenders are kept: a cluster has many others.
+//! Only pods in the namespaces of agents and extenders are kept, because a cluster has many other pods.
 
 use decide::cluster::StreamId;
 use model::followed_node::FollowedNode;
@@ -112,17 +112,19 @@ impl LiveCallers {
         self.known.lock().check(node, pod)
     }
 
-    /// Keeps an open stream, and ends an earlier one of the same Node. Returns its id.
+    /// Records an open stream, and ends an earlier stream of the same Node. Returns the id and the signals of the new
+    /// stream.
     pub(super) fn opens(
         &self,
         node: &(NodeName, ObjectUid),
         pod: Option<&PodUid>,
     ) -> Result<(StreamId, Arc<StreamSignals>), NotLive> {
         let mut known = self.known.lock();
-        // Under the same lock: a pod that is deleted from now on ends the stream.
+        // Check under the same lock: if the pod is deleted after the check, the deletion ends the stream.
         known.check(node, pod)?;
-        // Under the same lock too: of two streams of a Node the later gets the larger id, and the state of the cluster refuses
-        // reports of the smaller id. With ids in another order both streams would end, one here and one there.
+        // Choose the id under the same lock. If a Node opens two streams, the later one gets the larger id, and the
+        // cluster's state refuses reports of the stream with the smaller id. If the order of the ids could differ from
+        // the order here, both streams could end: one here, and the other in the cluster's state.
         known.last += 1;
         let (id, signals) = (StreamId(known.last), Arc::<StreamSignals>::default());
         let stream = OpenStream { id, pod: pod.cloned(), signals: Arc::clone(&signals) };
@@ -132,7 +134,7 @@ impl LiveCallers {
         Ok((id, signals))
     }
 
-    /// A Node was closed or opened: its stream informs the agent.
+    /// A Node was closed or opened: wakes its stream, which informs the agent.
     pub(super) fn look(&self, node: &NodeName) {
         if let Some(stream) = self.known.lock().streams.get(node) {
             stream.signals.look.notify_one();
@@ -245,7 +247,7 @@ mod tests {
                 live.opens(&of, Some(&uid)).unwrap()
             };
             let opened: Vec<_> = std::thread::scope(|scope| {
-                // They meet at the lock.
+                // Hold the lock until all threads wait for it.
                 let held = live.known.lock();
                 let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
                 ready.wait();

@@ -19,7 +19,7 @@ impl Verb {
     /// All verbs, in the order of their metrics.
     pub(super) const ALL: [Verb; 4] = [Verb::Filter, Verb::Prioritize, Verb::Bind, Verb::Preempt];
 
-    /// Its path without the slash, and its word in metrics.
+    /// Its path without the slash, which is also its name in metrics.
     pub(super) fn word(self) -> &'static str {
         match self {
             Verb::Filter => "filter",
@@ -41,9 +41,10 @@ pub(super) struct Measures {
 pub(super) struct MeasuredCounts {
     /// Time of each answer, by verb.
     pub(super) answers: [Histogram; Verb::ALL.len()],
-    /// Calls that were not answered, by verb: no leader, or a body that cannot be read.
+    /// Calls without an answer, by verb, because there was no leader or the body could not be read.
     pub(super) unanswered: [u64; Verb::ALL.len()],
-    /// Pods whose requests could not be read, or that have gates: the filter refused every node.
+    /// Pods for which the filter refused every node, because their requests could not be read or because they have
+    /// scheduling gates.
     pub(super) refused_pods: u64,
     /// Requests for an unknown path, such as a verb that this program does not have, or with the wrong method.
     pub(super) unknown_paths: u64,

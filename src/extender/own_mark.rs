@@ -1,14 +1,15 @@
-//! Whether this process has seen all that was written to pods before a moment, without reading them all anew.
+//! Finds out whether this process has seen everything that was written to pods before a moment, without reading all
+//! pods anew.
 //!
 //! ```text
-//!   won ──▶ writes a mark on its own pod ──▶ the pod watch shows it ──▶ all earlier changes are taken over ──▶ LockedCluster
-//!     └──── outside a pod, before the first list, or without the mark in time ──▶ all pods are read anew
+//!   won ──▶ writes a mark on its own pod ──▶ the pod watch shows it ──▶ all earlier changes are in LockedCluster
+//!     └──── outside a pod, before the first list, or if the mark is not seen in time ──▶ all pods are read anew
 //! ```
 //!
-//! A watch shows the writes to all pods in the order in which they were made. A process that has seen its own mark in
-//! the watch has therefore seen everything before the mark.
+//! A watch shows the writes to all pods in the order in which they were made. So a process that has seen its own mark
+//! in the watch has seen every write before the mark.
 //!
-//! What must never happen here: a mark that counts although another request than the watch has shown it, or before the
+//! What must never happen here: a mark counts although a request other than the watch has shown it, or before the
 //! changes ahead of it are taken over.
 
 use super::locked_cluster::LockedCluster;
@@ -24,7 +25,8 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use wire::annotation_keys::LEADS;
 
-/// How long this process waits for its mark. A working watch shows it within milliseconds; reading 50,000 pods takes seconds.
+/// How long this process waits for its mark. A working watch shows it within milliseconds; reading 50,000 pods takes
+/// seconds.
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// The mark of this process on its own pod.
@@ -39,12 +41,13 @@ pub(super) struct OwnMark {
 
 #[derive(Debug, Default)]
 struct MarkState {
-    /// Number of marks that were written, which makes the value of each unique.
+    /// Number of marks that were written. It is part of each mark's value, so every value is unique.
     written: u64,
     awaited: Option<AwaitedMark>,
 }
 
-/// A mark that the watch has not shown, or whose earlier changes are not taken over yet.
+/// A mark that the watch has not shown yet, or that it has shown while the changes ahead of the mark are not taken over
+/// yet.
 #[derive(Debug)]
 struct AwaitedMark {
     value: Arc<str>,
@@ -60,7 +63,7 @@ impl OwnMark {
         OwnMark { client, pod, identity, state: Mutex::default() }
     }
 
-    /// The pod watch, and nothing else, shows this version of a pod.
+    /// The pod watch has shown this version of a pod. Only the watch may call this.
     pub(super) fn watched(&self, pod: &Pod) {
         if self.pod.as_ref().is_none_or(|(own, _)| *own != pod.uid) {
             return;
@@ -74,12 +77,13 @@ impl OwnMark {
     pub(super) fn taken_over(&self, cluster: &LockedCluster) {
         if let Some(mark) = self.state.lock().awaited.take_if(|awaited| awaited.shown) {
             cluster.pods_known(mark.begun);
-            // Nobody waits for a mark that is too late.
+            // The receiver is gone if the mark is too late.
             let _ = mark.known.send(());
         }
     }
 
-    /// Whenever `wanted` is notified, makes the cluster's state take over all pods as of now: by a mark, or by `relist`.
+    /// Each time `wanted` is notified, makes sure that the cluster's state has taken over all pods as of now, by a mark
+    /// or by `relist`.
     pub(super) async fn run(
         self: Arc<Self>,
         cluster: Arc<LockedCluster>,
@@ -92,7 +96,8 @@ impl OwnMark {
                 () = stop.cancelled() => return,
                 () = wanted.notified() => {}
             }
-            // A first list that is under way may have begun too early, and its watch may begin after the mark.
+            // Before the first list is complete, a mark proves nothing: the list may have begun before the win, and its
+            // watch may begin after the mark.
             let Some((uid, pod)) = self.pod.as_ref().filter(|_| cluster.pods_were_listed()) else {
                 relist.notify_one();
                 continue;
@@ -110,7 +115,7 @@ impl OwnMark {
         }
     }
 
-    /// Writes a mark, and waits until everything before it is taken over. False if that never happens.
+    /// Writes a mark, and waits until everything before it is taken over. Returns false if the mark was refused.
     async fn is_seen(&self, cluster: &LockedCluster, uid: &PodUid, pod: &PodRef) -> bool {
         let (sender, known) = oneshot::channel();
         let begun = Instant::now();
@@ -123,7 +128,8 @@ impl OwnMark {
         };
         if let Err(error) = self.client.mark_pod(uid, pod, (LEADS, &value)).await {
             tracing::debug!(%pod, %error, "the own pod cannot be marked: {error}");
-            // A mark may be written although its answer is lost; a refused mark never is.
+            // If only the answer was lost, the mark may still have been written, so wait for it. A refused mark is
+            // never written.
             if error.refusal().is_some() {
                 return false;
             }

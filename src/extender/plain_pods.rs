@@ -1,19 +1,21 @@
-//! Pods that request no GPU but name a GPU resource, such as memory without a number of GPUs. kube-scheduler lets the extender
-//! bind every pod for which it called the filter, so these pods are remembered between the two calls. Nothing is reserved for
-//! them, and the API server refuses the binding of a pod that has changed, so remembering a pod too long does no harm.
+//! Pods that request no GPU but name a GPU resource, for example GPU memory without a number of GPUs. kube-scheduler
+//! lets the extender bind every pod for which it called the filter, so the extender remembers these pods between the
+//! two calls. Nothing is reserved for them, and the API server refuses the binding of a pod that has changed, so it
+//! does no harm to remember a pod too long.
 
 use model::id::PodUid;
 use model::time::Monotonic;
 use std::collections::{BTreeSet, HashMap};
 
-/// Most pods that are remembered. Such a pod is a mistake of its owner, and kube-scheduler places one after the other. A
-/// controller may create many of them; more than this number are forgotten. Each takes about 200 bytes.
+/// Maximum number of pods that are remembered, about 200 bytes each. Such a pod is a mistake of its owner, but a
+/// controller may create many. Beyond this number the oldest pod is forgotten; kube-scheduler places one pod after the
+/// other, so it is no longer needed.
 const MOST: usize = 10_000;
 
 /// One such pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PlainPod {
-    /// Its version in its last filter call, where the server uses numbers.
+    /// The pod's version in its last filter call, if the API server's versions are numbers.
     pub(super) version: Option<u64>,
     filtered: Monotonic,
 }
@@ -27,7 +29,7 @@ pub(super) struct PlainPods {
 }
 
 impl PlainPods {
-    /// The filter was called for a pod. Beyond the bound the oldest pod is forgotten.
+    /// The filter was called for a pod. If there are too many pods, the oldest is forgotten.
     pub(super) fn filtered(&mut self, uid: &PodUid, version: Option<u64>, now: Monotonic) {
         self.forget(uid);
         if self.pods.len() >= MOST {
@@ -49,7 +51,7 @@ impl PlainPods {
         }
     }
 
-    /// Forgets the pods whose last filter call is older.
+    /// Forgets the pods whose last filter call is older than `before`.
     pub(super) fn forget_before(&mut self, before: Monotonic) {
         while self.order.first().is_some_and(|(filtered, _)| *filtered < before) {
             self.forget_oldest();

@@ -1,4 +1,5 @@
-//! The certificate of one TLS port of this extender: asks the authority for one, and for another before it expires.
+//! The certificate of one TLS port of this extender. The authority issues it, and issues the next one before it
+//! expires.
 
 use super::authority_keeper::{AuthorityKeeper, seconds};
 use decide::authority::{CERTIFICATE_USED, CERTIFICATE_VALID};
@@ -13,9 +14,9 @@ use tokio::time::sleep;
 
 /// How often the authority is read.
 const EVERY: Duration = Duration::from_secs(10 * 60);
-/// Pauses after a failure, while the port has no certificate.
+/// Shortest pause after a failure, while the port has no certificate.
 const FIRST: Duration = Duration::from_millis(500);
-/// See [`FIRST`].
+/// Longest pause after a failure, while the port has no certificate.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// A port that needs a certificate.
@@ -25,7 +26,7 @@ pub(super) struct TlsPort {
     pub(super) name: &'static str,
     /// The clients that cannot connect while it has no certificate.
     pub(super) callers: &'static str,
-    /// The DNS names by which these clients check it.
+    /// The DNS names that these clients expect in the certificate.
     pub(super) dns_names: Vec<String>,
     /// The protocols of the port.
     pub(super) versions: HttpVersions,
@@ -39,12 +40,12 @@ pub(super) struct PortCertificate {
     state: Mutex<CertificateState>,
 }
 
-/// What is known of the certificate.
+/// What is known about the certificate.
 #[derive(Debug, Default)]
 struct CertificateState {
     /// Which authority signed it, and when; `None` before it exists.
     issued: Option<IssuedBy>,
-    /// Why the last try to read the authority or to make a certificate failed.
+    /// Why the last attempt to read the authority or to make a certificate failed.
     failure: Option<String>,
 }
 
@@ -74,7 +75,7 @@ impl PortCertificate {
         Some(format!("{state}: {why}; {}", self.authority.advice()))
     }
 
-    /// Makes the first certificate. Tries until that succeeds.
+    /// Makes the first certificate. Retries until it succeeds.
     pub(super) async fn first(&self) -> Arc<Certificates> {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
@@ -148,7 +149,7 @@ impl PortCertificate {
         *self.state.lock() = CertificateState { issued: Some(by), failure: None };
     }
 
-    /// Records a failed try. The present certificate stays in use.
+    /// Records a failed attempt. The present certificate stays in use.
     fn failed(&self, why: String) {
         self.state.lock().failure = Some(why);
     }
@@ -191,7 +192,7 @@ mod tests {
         let stream = PortCertificate::new(port("stream port", "streams.example"), Arc::clone(&authority));
         let webhook = PortCertificate::new(port("webhook port", "hook.gpu.svc"), Arc::clone(&authority));
         assert_eq!(stream.missing().unwrap(), "the stream port has no certificate yet");
-        // Neither port loses its first try to the other.
+        // The first attempt succeeds for both ports, although they run at the same time.
         let (one, other) = tokio::join!(stream.make(), webhook.make());
         one.unwrap();
         other.unwrap();

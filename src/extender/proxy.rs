@@ -1,6 +1,7 @@
-//! Passes calls of kube-scheduler on to the leader, so that each kube-scheduler can call the extender beside it.
+//! Passes kube-scheduler's calls on to the leader, so that each kube-scheduler can call the extender on its own
+//! machine.
 //!
-//! What must never happen here: a call that is passed on twice (the leader's TLS port passes none on); a call that waits
+//! What must never happen here: a call is passed on twice (the leader's TLS port passes no call on); a call waits
 //! longer than kube-scheduler does.
 
 use super::authority_keeper::AuthorityKeeper;
@@ -18,11 +19,11 @@ use stream::leader_connection::{self, AlpnProtocol};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-/// How long kube-scheduler waits for an answer, less half a second for the network.
+/// Time limit for the leader's answer: kube-scheduler's own limit, less half a second for the network.
 const WITHIN: Duration = Duration::from_millis(4500);
-/// Largest answer: one for 15,000 nodes with a reason each has 2 MiB.
+/// Maximum size of an answer. An answer with a reason for each of 15,000 nodes has 2 MiB.
 const MAX_ANSWER: usize = 16 << 20;
-/// Time between two pings, and time for their answers.
+/// Time between two pings, and time limit for the answer to a ping.
 const PING: Duration = Duration::from_secs(5);
 
 /// The connections to the leader.
@@ -30,7 +31,8 @@ const PING: Duration = Duration::from_secs(5);
 pub(super) struct LeaderProxy {
     authority: Arc<AuthorityKeeper>,
     token_file: PathBuf,
-    /// Bindings have a connection of their own: each may wait for seconds, and a connection takes a bounded number of requests.
+    /// The connection for bindings. They have their own, because each may wait for seconds, and a connection takes a
+    /// limited number of requests at once.
     bindings: Mutex<Option<LeaderConnection>>,
     /// The connection for all other calls.
     questions: Mutex<Option<LeaderConnection>>,
@@ -56,8 +58,8 @@ impl LeaderProxy {
         match timeout(WITHIN, self.asked(leader, (verb, connection), question)).await {
             Ok(answer) => answer.map_err(|why| format!("the leader at {leader} cannot be asked: {why}")),
             Err(_) => {
-                // A connection that hangs is not used again. If another call holds the lock, that call makes a new connection,
-                // and this call does not wait for it.
+                // Do not use a connection again that hangs. If another call holds the lock, that call is opening a new
+                // connection, and this call does not wait for it.
                 if let Ok(mut kept) = connection.try_lock()
                     && kept.as_ref().is_some_and(|(to, _)| to == leader)
                 {

@@ -1,5 +1,5 @@
-//! The settings of an extender at its start. This file knows no flag, variable or file: the program that starts the extender
-//! fills the settings.
+//! The settings of an extender at its start. The program that starts the extender fills them from its flags, variables
+//! and files, which this file does not know.
 
 use decide::cluster::ClusterRules;
 use decide::election::ElectionTimes;
@@ -10,12 +10,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The settings of an extender, parsed. It has one field for each setting or group of settings.
+/// The parsed settings of an extender, with one field for each setting or group of settings.
 #[derive(Clone, Debug)]
 pub struct ExtenderSettings {
     /// `None`: search the usual places.
     pub kubeconfig: Option<PathBuf>,
-    /// How long open requests may take at a stop.
+    /// How long open requests may take when the extender stops.
     pub drain_timeout: Duration,
     /// The address of the port.
     pub listen: SocketAddr,
@@ -23,7 +23,7 @@ pub struct ExtenderSettings {
     pub admin: AdminSettings,
     /// Accepted `Host` names beside those of this machine.
     pub allowed_hosts: Vec<String>,
-    /// How it serves agents and the other extenders; `None` if it does not.
+    /// How the extender serves agents and the other extenders; `None` if it does not serve them.
     pub streams: Option<StreamSettings>,
     /// The Lease of the leader election.
     pub lease: LeaseSettings,
@@ -51,12 +51,12 @@ pub struct LeaseSettings {
 pub struct StreamSettings {
     /// The address of the port.
     pub listen: SocketAddr,
-    /// Where others reach this extender; `None`: the pod's address, else the address of `listen`.
+    /// The address at which others reach this extender; `None`: the pod's address, else the address of `listen`.
     pub address: Option<String>,
     /// The accounts of agents, each as the subject of a token.
     pub accounts: Vec<String>,
     /// The audience that the tokens of callers name.
     pub audience: String,
-    /// This extender's token; `None`: it passes no calls on to the leader.
+    /// The file with this extender's token; `None`: the extender passes no calls on to the leader.
     pub token_file: Option<PathBuf>,
 }

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) enum StreamEnd {
     /// The agent or the network has closed it.
     Closed,
-    /// A message that cannot be accepted, or no message in time.
+    /// A message was not acceptable, or the first message did not arrive in time.
     BadMessage,
-    /// A report of another node than the node of the token.
+    /// The agent sent a report about a node other than the node of its token.
     OtherNode,
-    /// Too many messages, or too many streams one after the other.
+    /// The agent sent too many messages, or opened too many streams one after the other.
     TooFast,
     /// The agent did not read its answers.
     Slow,
@@ -31,7 +31,7 @@ pub(super) enum StreamEnd {
 }
 
 impl StreamEnd {
-    /// All, in the order of their metrics.
+    /// All reasons, in the order of their metrics.
     pub(super) const ALL: [StreamEnd; 11] = [
         StreamEnd::Closed,
         StreamEnd::BadMessage,
@@ -46,7 +46,7 @@ impl StreamEnd {
         StreamEnd::Stopping,
     ];
 
-    /// A stable short word.
+    /// A stable short code.
     pub(super) fn code(self) -> &'static str {
         match self {
             StreamEnd::Closed => "closed",

@@ -1,7 +1,7 @@
-//! How many connections the agent of one Node may have for streams, and how often it may open one and send a message. A
-//! connection may last for 24 seconds before its first message and after its end, so one agent could otherwise use up the
-//! connections of all others. The rates apply to a Node and not to a stream: an agent that opens a new stream for every few
-//! messages would otherwise escape them.
+//! Limits how many connections for streams the agent of one Node may have, how often it may open a stream, and how
+//! often it may send a message. A connection may last for 24 seconds before its first message and after the end of its
+//! stream, so without a limit one agent could use up all connections. The rates apply to a Node and not to a stream,
+//! because otherwise an agent could avoid them by opening a new stream for every few messages.
 
 use decide::message_rate::MessageRate;
 use model::id::NodeName;
@@ -10,17 +10,18 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Most streams of one Node at once, also those that are opening or closing. An agent has one, and for a moment two when it
-/// renews its token or is replaced; each may leave one behind that is closing.
+/// Maximum number of streams of one Node at once, including streams that are opening or closing. An agent has one
+/// stream, and for a moment two when it renews its token or is replaced. Each may leave behind one more that is
+/// closing.
 pub(super) const MOST_STREAMS: u32 = 8;
-/// Number of Nodes up to which the rates of all Nodes are kept, also of idle Nodes; they take about 10 KiB.
+/// Up to this number of Nodes, the rates of idle Nodes are kept too; they take about 10 KiB.
 const LEAST_KEPT: usize = 64;
 
 /// Counts the streams of each Node.
 #[derive(Debug, Default)]
 pub(super) struct StreamLimit(Mutex<HashMap<NodeName, u32>>);
 
-/// A place for one stream, until it is dropped.
+/// Counts as one stream of the Node until it is dropped.
 #[derive(Debug)]
 pub(super) struct StreamPermit {
     limit: Arc<StreamLimit>,
@@ -30,21 +31,22 @@ pub(super) struct StreamPermit {
 /// An action of an agent with a limited rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AgentAct {
-    /// Opens a stream. This also counts its first message, the complete report, even if that never arrives or is invalid.
+    /// Opens a stream. This includes the first message, the complete report, even if the message never arrives or is
+    /// invalid.
     Opening,
-    /// Sends a further message. Messages are counted separately from openings: messages of an earlier stream that a stalled
-    /// network delivers late must not keep out the stream that the agent has opened meanwhile.
+    /// Sends a further message. Messages and openings are counted separately: if a stalled network delivers messages of
+    /// an earlier stream late, they must not use up the rate that the agent needs to open its next stream.
     Message,
 }
 
-/// What the agents of all Nodes may still do.
+/// The remaining rate of each Node's agent.
 #[derive(Debug, Default)]
 pub(super) struct NodeRates(Mutex<KeptRates>);
 
 #[derive(Debug, Default)]
 struct KeptRates {
     nodes: HashMap<NodeName, NodeRate>,
-    /// Number of Nodes at which the next search for Nodes that need not be kept is due.
+    /// When this many Nodes are kept, `make_room` searches again for Nodes that need not be kept.
     next_look: usize,
 }
 
@@ -55,7 +57,7 @@ struct NodeRate {
 }
 
 impl StreamLimit {
-    /// A place for a stream of this Node; `None` if it has too many.
+    /// A permit for one more stream of this Node; `None` if the Node has too many.
     pub(super) fn enter(self: &Arc<Self>, node: &NodeName) -> Option<StreamPermit> {
         let mut counts = self.0.lock();
         let count = counts.entry(node.clone()).or_default();
@@ -80,7 +82,7 @@ impl Drop for StreamPermit {
 }
 
 impl NodeRates {
-    /// Whether the agent of this Node may act once more now. If it may, the act is counted.
+    /// Whether the agent of this Node may do this now. If so, counts it.
     pub(super) fn allows(&self, node: &NodeName, act: AgentAct, now: Monotonic) -> bool {
         let mut kept = self.0.lock();
         if !kept.nodes.contains_key(node) {
@@ -96,8 +98,8 @@ impl NodeRates {
 }
 
 impl KeptRates {
-    /// Before a Node is added: drops the Nodes that have their full allowance again, once there are twice as many as after
-    /// the last time.
+    /// Called before a Node is added. Removes the Nodes that have their full rate again, but searches for them only
+    /// when there are twice as many Nodes as after the last search.
     fn make_room(&mut self, now: Monotonic) {
         if self.nodes.len() >= self.next_look.max(LEAST_KEPT) {
             self.nodes.retain(|_, rate| !(rate.openings.is_full(now) && rate.messages.is_full(now)));
@@ -151,7 +153,7 @@ mod tests {
                 now = now.after(Duration::from_millis(250));
             }
             longest = longest.max(now.since(asked));
-            // The shortest pause there is: the stream has worked.
+            // The shortest possible pause, because the stream has worked.
             now = now.after(search.ended(SearchEnd::Broken, 0));
         }
         let expected = Duration::from_millis(250)..=Duration::from_millis(500);
@@ -166,7 +168,7 @@ mod tests {
             assert!(rates.allows(&node(&format!("n{number}")), Opening, second(number)));
             assert!(rates.0.lock().nodes.len() <= LEAST_KEPT);
         }
-        // A Node that has used its allowance is remembered beside any number of others.
+        // A Node that has used up its rate is kept, however many other Nodes there are.
         let busy = node("busy");
         assert_eq!((0..100).filter(|_| rates.allows(&busy, Message, second(20_000))).count(), 32);
         for number in 0..1000 {

@@ -1,7 +1,7 @@
 //! The TLS port of the extender: the streams of agents, and the calls that other extenders pass on.
 //!
-//! Each request comes from a caller with a token. The caller's identity decides what it may request: an agent opens its stream,
-//! another extender calls the verbs. Nobody else gets an answer here.
+//! Each request carries a token, and the caller's identity decides what it may request: an agent opens its stream,
+//! another extender calls the verbs. All other callers are refused.
 
 use super::agent_streams::AgentStreams;
 use super::callers::{AgentIdentity, Caller, CallerRefusal, Callers};
@@ -23,10 +23,10 @@ use tokio::time::{Instant, sleep};
 
 /// How long connections wait while no extender decides. An agent gives up a connection after ten seconds.
 const HELD: Duration = Duration::from_secs(4);
-/// Time between two checks whether an extender decides.
+/// Time between two checks of whether an extender decides.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The limits of the connections: Kubernetes supports 5,000 Nodes, each with an agent, and during an upgrade two.
+/// The limits of the connections. Kubernetes supports 5,000 Nodes, and each has one agent, or two during an upgrade.
 pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     connections: 12_000,
     header_timeout: Duration::from_secs(30),
@@ -57,7 +57,7 @@ impl StreamPort {
         StreamPort { callers, counts, verbs, streams, limit: Arc::default(), undecided: Mutex::new(None) }
     }
 
-    /// Whether no extender decides at this moment, but one soon will.
+    /// Whether no extender decides at this moment, and connections have waited for less than [`HELD`].
     fn is_undecided(&self) -> bool {
         let undecided = matches!(self.streams.leadership.leader(), Leader::CatchingUp | Leader::Other(None));
         let mut since = self.undecided.lock();
@@ -79,7 +79,7 @@ impl StreamPort {
         };
         let streams = Arc::clone(&self.streams);
         tokio::spawn(async move {
-            // As long as the stream lives, the connection counts as open.
+            // The connection counts as open until the stream ends.
             let (_taken, _permit) = (taken, permit);
             match opening::begun(request).await {
                 Ok(messages) => streams.serve(agent, messages).await,
@@ -98,8 +98,9 @@ impl HttpApplication for StreamPort {
         &Access::Everyone
     }
 
-    /// After a leader change all agents connect at once, and their handshakes would take the CPU time that the next leader
-    /// needs to read the cluster. If no extender leads, they would only have to connect again.
+    /// Makes connections wait while no extender decides. After a leader change all agents connect at once, and their
+    /// handshakes would take the CPU time that the next leader needs to read the cluster. While no extender leads, the
+    /// agents would only have to connect again.
     async fn admits(&self) {
         while self.is_undecided() {
             sleep(LOOK).await;

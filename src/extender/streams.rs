@@ -1,5 +1,5 @@
-//! Opens and runs everything of the TLS port: certificates, the callers' tokens, the streams of agents, and the way to the
-//! leader.
+//! Opens and runs the parts of the TLS port: its certificate, the check of callers' tokens, the streams of agents, and
+//! the proxy to the leader.
 
 use super::agent_streams::AgentStreams;
 use super::authority_keeper::AuthorityKeeper;
@@ -27,7 +27,8 @@ use std::sync::Arc;
 use stream::SERVER_NAME;
 use tokio_util::sync::CancellationToken;
 
-/// Requests at once on one connection: an extender passes on some tens of calls, and as many bindings on another connection.
+/// Maximum number of requests at once on one connection. An extender passes on some tens of calls at once, and as many
+/// bindings on another connection.
 const VERSIONS: HttpVersions = HttpVersions::Http1AndHttp2 { streams: 64 };
 
 /// The port after it is opened and before it is served.
@@ -75,7 +76,7 @@ pub(super) fn open(settings: &StreamSettings) -> Result<OpenedStreams, StartErro
 }
 
 impl Streams {
-    /// The parts; `place` names the Lease.
+    /// Makes the parts; `place` is the namespace and the name of the Lease.
     pub(super) fn new(
         opened: OpenedStreams,
         (connection, place): (ApiConnection, &(Arc<str>, Arc<str>)),
@@ -114,7 +115,7 @@ impl Streams {
         StreamReadiness { certificate: Arc::clone(&self.certificate), callers: Arc::clone(&self.callers) }
     }
 
-    /// The way to the leader.
+    /// The proxy that passes calls on to the leader.
     pub(super) fn proxy(&self) -> Option<Arc<LeaderProxy>> {
         self.proxy.clone()
     }

@@ -37,8 +37,8 @@ pub enum CgroupKind {
         /// Its quality-of-service class.
         qos: Qos,
     },
-    /// A container of a pod, or (Docker, Podman) of no pod. A pod's sandbox also appears as one until a name source
-    /// identifies it.
+    /// A container of a pod, or a container without a pod (Docker, Podman). A pod's sandbox also counts as a container
+    /// until a name source identifies it.
     Container {
         /// The pod that it belongs to.
         pod: Option<(PodUid, Qos)>,
@@ -71,7 +71,7 @@ pub enum RuntimeKind {
     Docker,
     /// Podman (`libpod-…`).
     Podman,
-    /// Not in the path: the cgroupfs driver does not write it.
+    /// The path does not name the runtime: the cgroupfs driver leaves it out.
     Unnamed,
 }
 
@@ -123,7 +123,7 @@ pub struct CgroupSample {
     pub cpu_limit: Reading<Option<f64>>,
     /// All memory charged to it, page cache included.
     pub memory_usage: Reading<Bytes>,
-    /// Usage without inactive file pages, at least 0: the value by which the kubelet evicts.
+    /// Usage minus inactive file pages, at least 0. The kubelet evicts pods by this value.
     pub memory_working_set: Reading<Bytes>,
     /// Anonymous memory.
     pub memory_rss: Reading<Bytes>,
@@ -143,8 +143,8 @@ pub struct CgroupSample {
     pub io_reads: Reading<Count>,
     /// Writes to block devices.
     pub io_writes: Reading<Count>,
-    /// Sums of `/proc/<pid>/io` over the living processes, for kernels that do not count block I/O by cgroup. The sums
-    /// lose what exited processes did, so they are kept apart from [`CgroupSample::io_read`].
+    /// Sums of `/proc/<pid>/io` over the living processes, for kernels that do not count block I/O by cgroup. The I/O
+    /// of exited processes is missing from these sums, so they are kept apart from [`CgroupSample::io_read`].
     pub process_io: Reading<ProcessIo>,
     /// Processes and threads (`pids.current`).
     pub tasks: Reading<Count>,
@@ -180,7 +180,8 @@ pub struct Pressure {
     pub io_stalled: Nanos,
 }
 
-/// Totals over all interfaces but `lo` of a pod's network namespace; they continue when the namespace is created again.
+/// Totals over all interfaces of a pod's network namespace except `lo`. They do not start again when the namespace is
+/// created again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NetworkSample {
     /// Bytes received.
@@ -218,7 +219,7 @@ impl NetworkSample {
         }
     }
 
-    /// The counters in the same order, so that callers can add them up.
+    /// The counters in the order of [`NetworkSample::of`], so that callers can add them up.
     #[must_use]
     pub fn counters(&self) -> [u64; 8] {
         [

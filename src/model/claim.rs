@@ -21,8 +21,9 @@ pub struct DeviceShare {
 }
 
 /// All device shares of one pod, by container: init containers first, then app containers, in the order of the pod's
-/// specification. An empty list of shares means that the container has no GPU. In HAMi's annotation of devices
-/// still to be allocated, it can also mean that the container already has its devices. The type derefs to the list of containers.
+/// specification. An empty list of shares means that the container has no GPU. In HAMi's annotation of devices still to
+/// be allocated, it can also mean that the container already has its devices. The type derefs to the list of
+/// containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim(pub Vec<Vec<DeviceShare>>);
 
@@ -85,12 +86,14 @@ impl Claim {
         self.iter().flatten()
     }
 
-    /// The device shares of each container of a pod whose containers request `counts` GPUs, init containers first. The
-    /// entries with shares are assigned, in order, to the containers that request GPUs. So a claim also fits when it
-    /// leaves out containers without a GPU, as HAMi 2.10.0 does with those that come first.
+    /// Assigns the claim to the containers of a pod; `counts` has the number of GPUs that each container requests, init
+    /// containers first. The lists of shares that are not empty are assigned, in order, to the containers that request
+    /// GPUs. So the claim need not have a list for each container without a GPU: HAMi 2.10.0 leaves them out at the
+    /// start.
     ///
     /// # Errors
-    /// [`MisalignedClaim`] when the numbers differ, or when some containers have been served already.
+    /// [`MisalignedClaim`] if the numbers differ, for example because the claim no longer has the shares of containers
+    /// that already got their devices.
     pub fn by_container(&self, counts: &[u32]) -> Result<Claim, MisalignedClaim> {
         let requesting: Vec<usize> =
             (0..counts.len()).filter(|place| counts.get(*place).is_some_and(|count| *count > 0)).collect();
@@ -123,7 +126,7 @@ pub enum MisalignedClaim {
         /// Containers that request GPUs.
         requesting: usize,
     },
-    /// A container has another number of device shares than it requests GPUs.
+    /// A container's number of device shares differs from the number of GPUs that it requests.
     #[error("container {container} requests {requested} GPUs and has {given} in the claim")]
     Count {
         /// Its index among the pod's containers, init containers first, from 0.
@@ -148,7 +151,7 @@ pub enum PodClaim {
     BadRequest(Arc<str>),
 }
 
-/// What is to be written at the API server for one pod.
+/// The Binding to write at the API server for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BindOrder {
     /// The pod.
@@ -161,7 +164,8 @@ pub struct BindOrder {
     pub claim: Claim,
     /// The epoch of the leader that decided.
     pub epoch: u64,
-    /// The version of the pod: the write is for this one only. `None` where it is not known; then it is for any.
+    /// The pod version that the Binding names; the API server refuses it for any other version. `None` if the version
+    /// is not known: the Binding is then valid for any version.
     pub version: Option<u64>,
 }
 
@@ -181,7 +185,7 @@ pub enum ClaimOrigin {
 pub struct ContainerClaim {
     /// The container.
     pub holder: ContainerKey,
-    /// Device shares, in the order in which the container numbers its devices.
+    /// Its device shares, in the order in which the container numbers its devices.
     pub device_shares: Vec<DeviceShare>,
 }
 

@@ -37,14 +37,14 @@ impl FollowedNode {
     }
 }
 
-/// What the scheduler takes over of a Node.
+/// The facts about a Node that the scheduler uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFacts {
     /// The UID.
     pub uid: ObjectUid,
     /// The name.
     pub name: NodeName,
-    /// The GPUs that it registers; the reason where the register cannot be read. Empty where it registers none.
+    /// The GPUs that the node registers (empty if it registers none), or why the register cannot be read.
     pub register: Result<Vec<RegisteredGpu>, Arc<str>>,
     /// The devices that an operator cordoned.
     pub cordoned: BTreeSet<GpuUuid>,

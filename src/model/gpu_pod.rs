@@ -18,7 +18,7 @@ pub struct GpuPod {
     pub requests: Vec<ContainerRequest>,
     /// The claim on the pod, as far as the agent can read it.
     pub claim: PodClaim,
-    /// Whether the pod states which GPUs it accepts: then its claim must not move to other devices.
+    /// Whether the pod states which GPUs it accepts. Its claim must then not move to other devices.
     pub chooses_gpus: bool,
     /// Whether this node's agent made the claim, because no scheduler had made one.
     pub placed_here: bool,
@@ -43,10 +43,10 @@ impl GpuPod {
 pub struct BoundPod {
     /// The node.
     pub node: NodeName,
-    /// What it requests and claims, under its UID at the API server; `None` where it requests no GPU.
+    /// Its request and claim, with the UID at the API server; `None` if it requests no GPU.
     pub gpu_pod: Option<GpuPod>,
     /// Whether it has ended.
     pub ended: bool,
-    /// The hash of a static pod, by which the agent of its node knows it.
+    /// For a static pod, the hash by which the agent of its node knows it.
     pub hash: Option<PodUid>,
 }

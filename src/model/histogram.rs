@@ -13,8 +13,8 @@ pub const BOUNDS_US: [u64; 21] = [
 /// Durations of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// Number of calls by the first bound in [`BOUNDS_US`] that they did not exceed; the last element counts those
-    /// beyond all bounds.
+    /// The number of calls in each bucket. A call is in the bucket of the smallest bound in [`BOUNDS_US`] that it did
+    /// not exceed; the last bucket has the calls beyond all bounds.
     pub counts: [u64; Histogram::BUCKETS],
     /// Sum of all durations.
     pub sum: Duration,

@@ -37,7 +37,7 @@ pub struct HostSample {
     /// Processes that the kernel has killed for lack of memory since boot, in any cgroup.
     pub oom_kills: Reading<Count>,
     /// Bytes read from whole disks. Partitions, loop, ram and device-mapper devices are left out, because they would
-    /// count twice. The part of a disk that disappears stays in the totals.
+    /// count the same bytes twice. When a disk disappears, its bytes stay in the total.
     pub disk_read: Reading<Bytes>,
     /// Bytes written to whole disks.
     pub disk_write: Reading<Bytes>,
@@ -46,8 +46,8 @@ pub struct HostSample {
     /// Writes to whole disks.
     pub disk_writes: Reading<Count>,
     /// Totals of the host's network interfaces that have a device behind them, so that each byte counts once. `lo`,
-    /// bonds, VLANs, bridges, tunnels and the pod ends of veth pairs are left out. The part of an interface that
-    /// disappears stays in the totals.
+    /// bonds, VLANs, bridges, tunnels and the pod ends of veth pairs are left out. When an interface disappears, its
+    /// bytes stay in the totals.
     pub network: Reading<NetworkSample>,
     /// Processes and threads.
     pub tasks: Reading<Count>,

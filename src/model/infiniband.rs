@@ -4,7 +4,7 @@ use crate::reading::Reading;
 use crate::unit::{Bytes, Count};
 use std::sync::Arc;
 
-/// Upper bound on ports: a machine has one for each GPU and some for storage.
+/// Upper bound on ports: a machine has about one port for each GPU, and some for storage.
 pub const MAX_PORTS: usize = 64;
 
 /// One port. Its counters count since the port's driver was loaded.

@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Namespace and name of a Lease. The extenders of one installation share one Lease, and no other installation uses it. A Lease
-/// that was deleted and created again counts as the same. Each claim names its Lease (`gpu-steward.io/lease`).
+/// Namespace and name of a Lease. The extenders of one installation share one Lease, and no other installation uses it.
+/// A Lease that was deleted and created again counts as the same. Each claim names its Lease (`gpu-steward.io/lease`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName(Arc<str>);
 
@@ -17,7 +17,7 @@ impl LeaseName {
         LeaseName(format!("{namespace}/{name}").into())
     }
 
-    /// The text that a claim has: `NAMESPACE/NAME`.
+    /// The name as a claim has it: `NAMESPACE/NAME`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -30,7 +30,7 @@ impl fmt::Display for LeaseName {
     }
 }
 
-/// What a Lease records about its holder. The times are for people: no decision compares them with a clock.
+/// What a Lease records about its holder. The times are for people only: no decision compares them with a clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseRecord {
     /// The identity of the holder; `None` where it was released.
@@ -45,8 +45,8 @@ pub struct LeaseRecord {
     pub transitions: u64,
     /// The epoch of the holder's claims (`gpu-steward.io/epoch`); `None` where no holder has written one.
     pub epoch: Option<u64>,
-    /// The address at which the holder serves agents and the other extenders (`gpu-steward.io/address`); `None` where it does
-    /// not serve them.
+    /// The address at which the holder serves agents and the other extenders (`gpu-steward.io/address`); `None` where
+    /// it does not serve them.
     pub address: Option<Arc<str>>,
 }
 

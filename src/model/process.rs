@@ -7,8 +7,8 @@ use crate::time::{Monotonic, WallTime};
 use crate::unit::{Bytes, Count, Nanos, Percent};
 use std::sync::Arc;
 
-/// Upper bound on the processes of one GPU that are kept by name (NVML lists a few hundred at most under MPS). The rest
-/// are counted and summed as unattributed.
+/// Upper bound on the processes of one GPU that are listed one by one (NVML lists a few hundred at most under MPS). The
+/// rest are counted, and their use counts as unattributed.
 pub const MAX_GPU_PROCESSES: usize = 1024;
 /// Upper bound on the host processes in the view; those with the most CPU and memory come first. 4096 entries take
 /// about 1 MiB; on a machine with more processes, `processes_left_out` counts the rest.
@@ -25,11 +25,11 @@ pub enum GpuProcessKind {
     Mps,
 }
 
-/// The owner of a process, see [`GpuProcess::owner`]. The source that reads both sides of the check decides it.
+/// The owner of a process, determined by the source that reads the process.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProcessOwner {
-    /// The cgroup. Start time and cgroup were the same before and after NVML's list, and the start precedes NVML's
-    /// stamp.
+    /// The process belongs to this cgroup. For a process on a GPU, start time and cgroup were the same before and after
+    /// the agent read NVML's list, and the process started before NVML's time stamp.
     Cgroup(Arc<CgroupIdentity>),
     /// A host process, in no container.
     Host,
@@ -55,8 +55,8 @@ pub struct GpuProcess {
     /// Device memory that it holds.
     pub memory_used: Reading<Bytes>,
     /// SM use: the mean since the last list, weighted by time. The sum over the GPU's processes is at most what the GPU
-    /// reports for itself. An idle process has 0 (measured: the driver keeps no sample of a process that did nothing).
-    /// A process for which the driver reported only garbage has no value.
+    /// reports for itself. An idle process has 0, because the driver keeps no sample of a process that did nothing. If
+    /// the driver reported only invalid samples of a process, the reading is absent.
     pub sm: Reading<Percent>,
     /// Encoder use.
     pub encoder: Reading<Percent>,

@@ -12,7 +12,7 @@
 pub struct ReadingName {
     /// The name of the metric without its prefix. The name of a counter ends in `_total`, that of a gauge does not.
     pub metric: &'static str,
-    /// The base unit, with which the name ends (before `_total`); empty for none.
+    /// The base unit, with which the name ends (before `_total`); empty if the reading has no unit.
     pub unit: &'static str,
     /// The help text of the metric.
     pub help: &'static str,

@@ -1,4 +1,4 @@
-//! A reading in an agent's report. It has an age instead of a time, because the leader has another clock.
+//! A reading in an agent's report. It has an age instead of a time, because the leader has its own clock.
 
 use crate::reading::{Absence, Reading};
 use crate::time::Monotonic;
@@ -65,8 +65,8 @@ impl<T: Copy> ReportedReading<T> {
         }
     }
 
-    /// Whether this reading must be sent to a leader that has `sent`: the value has appeared or disappeared, is absent for
-    /// another reason, or has changed according to `differ`. Another age alone is not a change.
+    /// Whether the agent must send this reading to a leader that has `sent`: the value has appeared or disappeared, has
+    /// another reason for being absent, or has changed according to `differ`. A different age alone is not a change.
     #[must_use]
     pub fn differs(&self, sent: &Self, differ: impl FnOnce(T, T) -> bool) -> bool {
         match (self, sent) {

@@ -1,4 +1,4 @@
-//! What one container requests of GPUs.
+//! The GPU request of one container.
 
 use crate::unit::{Bytes, CorePercent, Mib};
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub struct GpuRequest {
     pub count: u32,
     /// Memory of each GPU.
     pub memory: MemoryRequest,
-    /// Percent of the SM time of each GPU, 0 to 100. 0 requests whatever is left; it still gets no place on a GPU whose
-    /// SM time is all claimed.
+    /// Percent of the SM time of each GPU, 0 to 100. With 0 the container claims no SM time and uses what is left, but
+    /// it is not placed on a GPU whose SM time is fully claimed.
     pub cores: CorePercent,
     /// Priority among the containers of one GPU, if one is requested: 0 is high, 1 is low.
     pub priority: Option<u32>,

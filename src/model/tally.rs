@@ -3,7 +3,7 @@
 use crate::id::{GpuUuid, PodUid};
 use crate::unit::{Millijoules, Nanos};
 
-/// Upper bound on the pairs of pod and GPU that are counted: 512 pods with GPUs on a node, each on four of them.
+/// Upper bound on the counted pairs of pod and GPU: 512 GPU pods on a node, each on four GPUs.
 pub const MAX_TALLIES: usize = 2048;
 
 /// The GPU time and energy of one pod on one GPU.

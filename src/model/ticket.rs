@@ -13,12 +13,12 @@ pub struct IssuedTicket {
     pub order: u64,
     /// The slot ids that the ticket stands for.
     pub ids: Vec<Arc<str>>,
-    /// In a ticket of an earlier release whose answer to `Allocate` held the devices: the container that was expected to be
-    /// behind the call.
+    /// Set if an earlier release issued the ticket and gave the devices in its answer to `Allocate`: the container for
+    /// which the agent expected the call to be.
     pub expected: Option<ContainerKey>,
     /// The container that holds the ticket, once the kubelet's checkpoint names it.
     pub holder: Option<ContainerKey>,
-    /// The device shares of its container, where they do not follow from the claim alone.
+    /// The device shares of its container, if they cannot be derived from the claim alone.
     pub given: Option<Vec<DeviceShare>>,
 }
 

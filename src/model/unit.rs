@@ -20,8 +20,8 @@ unit!(
     Mib(u64)
 );
 unit!(
-    /// Percent of a GPU's SM time, as it is requested and claimed: 100 is a whole GPU; more than 100 only where SM time
-    /// is scaled.
+    /// Percent of a GPU's SM time, as pods request and claim it: 100 is a whole GPU. More than 100 is possible only if
+    /// the node scales SM time.
     CorePercent(u32)
 );
 unit!(

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Ends the profile that was started with it, at the latest 100 ms after [`CancelFlag::cancel`]. Clones share one flag.
+/// Cancels the profile that was started with this flag: it ends within 100 ms after [`CancelFlag::cancel`]. Clones
+/// share one flag.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 

@@ -63,7 +63,7 @@ impl SamplingTurn {
             .map_err(|source| Error::Setup { what: "setitimer(ITIMER_PROF)", source })
     }
 
-    /// Passes on the ready snapshots: the thread, its registers and its stack, without values.
+    /// Passes each ready snapshot and the id of its thread to `sink`. The snapshots have no values yet.
     pub(crate) fn ready(&mut self, mut sink: impl FnMut(i32, ThreadSnapshot)) {
         RING.iter().filter_map(Slot::take_ready).for_each(|(thread, snapshot)| sink(thread, snapshot));
     }
@@ -135,9 +135,8 @@ struct Registers {
 }
 
 #[expect(unsafe_code, reason = "a slot is handed from the handler to the reader and back by its state")]
-// SAFETY: `body` is touched only by the side that moved `state` away from where the other side may touch it: the
-// handler between FREE -> WRITING (compare-exchange) and READY (release), the reader between READY (acquire) and FREE
-// (release).
+// SAFETY: `state` gives `body` to one side at a time. The handler uses it from FREE -> WRITING (compare-exchange) until
+// READY (release). The reader uses it from READY (acquire) until FREE (release).
 unsafe impl Sync for Slot {}
 
 impl Slot {

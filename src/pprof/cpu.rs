@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How often the list of loaded files is read again.
 const MODULES_EVERY: Duration = Duration::from_secs(1);
 
-/// Where the process spends its CPU time during `length`: a compressed profile, as `go tool pprof` reads it. Blocks for
+/// Returns a compressed profile for `go tool pprof`: where the process spends its CPU time during `length`. Blocks for
 /// `length`, and then for the time that the child needs.
 ///
 /// # Errors

@@ -28,7 +28,7 @@ pub enum Error {
     /// The in-memory file for jemalloc's samples failed.
     #[error("jemalloc's heap profile in a memory file")]
     HeapDumpFile(#[source] io::Error),
-    /// What jemalloc wrote cannot be read.
+    /// The dump that jemalloc wrote cannot be parsed.
     #[error(transparent)]
     HeapDumpUnreadable(#[from] HeapDumpError),
     /// The program could not be started a second time.

@@ -18,7 +18,7 @@ use tikv_jemalloc_ctl::raw;
 /// Limit of a dump: 100,000 stacks of depth 60 are about 110 MiB, a real dump is about 1 MiB.
 const MAX_DUMP: u64 = 128 << 20;
 
-/// The allocator's own frames, in which every stack would end. The reader hides them and all that they call.
+/// Functions of the allocator. Every stack ends in them. The reader hides them and everything that they call.
 const DROP_FRAMES: &str = "(_rjem_je_|je_)?prof_.*|_?(rjem_)?(je_)?(malloc|calloc|realloc|mallocx|rallocx|xallocx|aligned_alloc|\
     posix_memalign|memalign)(_default|_gen|_body|_slow.*)?|imalloc.*|(je_|_rjem_je_).*|_RNv.*___?rust_(re)?alloc.*|\
     __rust_(re)?alloc.*|__rdl_.*|__rg_.*|.*tikv_jemallocator::.*|<?alloc::alloc::.*|<?alloc::raw_vec::.*";
@@ -32,8 +32,8 @@ pub enum HeapValue {
     Allocated,
 }
 
-/// Turns sampling on or off; a program that serves no profiles does not pay for it. Without `prof:true` at the start
-/// this does nothing.
+/// Turns sampling on or off, so that a program that serves no profiles does not pay for it. Without `prof:true` at the
+/// start this does nothing.
 #[expect(unsafe_code, reason = "`prof.active` is not among the typed settings")]
 pub fn set_heap_sampling(active: bool) {
     if is_compiled_and_started() {
@@ -42,9 +42,9 @@ pub fn set_heap_sampling(active: bool) {
     }
 }
 
-/// From now on, takes one sample in 2^`log` allocated bytes on average, and forgets all earlier samples. Otherwise a
-/// program that allocates hundreds of KiB for each request would walk its stack several times for each. Without
-/// `prof:true` at the start this does nothing.
+/// Makes jemalloc take one sample in 2^`log` allocated bytes on average, and discards all earlier samples. With a short
+/// interval, a program that allocates hundreds of KiB for each request would walk its stack several times for each
+/// request. Without `prof:true` at the start this does nothing.
 #[expect(unsafe_code, reason = "`prof.reset` is not among the typed settings")]
 pub fn set_heap_sample_interval(log: usize) {
     if is_compiled_and_started() {
@@ -59,8 +59,8 @@ fn is_compiled_and_started() -> bool {
     unsafe { raw::read::<bool>(b"opt.prof\0") }.unwrap_or(false)
 }
 
-/// Which code allocated the memory that jemalloc has sampled so far: a compressed profile, as `go tool pprof` reads it.
-/// It has all four kinds of values; `shown` is the one that the reader shows first.
+/// Returns a compressed profile for `go tool pprof`: which code allocated the memory that jemalloc has sampled so far.
+/// The profile has all four kinds of values; the reader shows the kind `shown` first.
 ///
 /// # Errors
 /// [`Error::HeapSamplingOff`]; [`Error::Cancelled`]; or the reason why jemalloc's dump or the child failed.

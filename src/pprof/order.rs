@@ -1,5 +1,5 @@
 //! The messages of this process to its child: `Begin`, then `Modules`, snapshots and stacks in any order, then `End`.
-//! Each has its length before it. Parent and child are the same program, so this format has no versions.
+//! Each message begins with its length. Parent and child are the same program, so this format has no versions.
 
 use prost::Message;
 use std::io::{self, Read};

@@ -27,8 +27,8 @@ const THREADS_TAKE: Duration = Duration::from_secs(2);
 /// Default length of a CPU profile, as in Go.
 const DEFAULT_SECONDS: u64 = 30;
 
-/// Limit of a profile's length: the child gets a snapshot for each 10 ms of processor time, and holds its counts all
-/// that time.
+/// Limit of a profile's length: the child gets a snapshot for each 10 ms of processor time, and keeps its counts in
+/// memory until the end.
 const MAX_SECONDS: u64 = 300;
 
 /// Limit of children for heap, threads and symbols at the same time; each may need 100 MiB to read the line tables. A
@@ -43,8 +43,8 @@ const INDEX: &str = include_str!("index.html");
 type Children = Arc<Semaphore>;
 
 /// The routes of `/debug/pprof/`, with the paths and parameters of Go's `net/http/pprof`. At most one CPU profile and
-/// two other profiles run at a time; a request beyond that is refused with the reason. A client that closes its
-/// connection ends its profile.
+/// two other profiles run at a time. A request beyond that is refused, and the answer names the reason. If the client
+/// closes its connection, its profile ends.
 ///
 /// A client that can send these requests sees function names, command line and thread names of the program, and can
 /// make it use CPU time: mount the routes on a port that only operators reach.
@@ -202,8 +202,8 @@ async fn tasks(
     deliver(name, form, work)
 }
 
-/// The waiting for locks and channels is not measured: these profiles have no samples, and exist so that the client's
-/// menus work.
+/// Profiles without samples, because the time that threads wait for locks and channels is not measured. They exist so
+/// that the client's menus work.
 async fn empty(name: &'static str, State(children): State<Children>) -> Response {
     let Ok(permit) = children.try_acquire_owned() else { return too_many() };
     let values = vec![ProfileValue::new("contentions", "count"), ProfileValue::new("delay", "nanoseconds")];

@@ -7,8 +7,8 @@ use crate::text;
 use crate::unwind::FrameTables;
 use std::io::{self, BufReader, Read, Write};
 
-/// What the program does when its first argument is [`SUBCOMMAND`](crate::SUBCOMMAND): it reads captured stacks from its
-/// standard input, names their functions and lines, and writes the profile to its standard output.
+/// Runs the program as the child process, when its first argument is [`SUBCOMMAND`](crate::SUBCOMMAND). Reads captured
+/// stacks from standard input, names their functions and lines, and writes the profile to standard output.
 ///
 /// # Errors
 /// If the input is not a complete sequence of orders, or the output is closed.

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Limit of threads; a Tokio server has about twenty.
 const MAX_THREADS: usize = 1_024;
 
-/// How long threads are interrupted; later stacks are copied from outside. This covers ten threads that never answer,
-/// and even then a profile ends within eleven seconds.
+/// A thread profile interrupts threads for this long, and copies the stacks of the remaining threads from outside. Ten
+/// threads that never answer use up this time, and even then a profile ends within eleven seconds.
 const INTERRUPT_FOR: Duration = Duration::from_secs(10);
 
 #[cfg(target_arch = "x86_64")]

@@ -34,8 +34,8 @@ impl FrameTables {
         let mut unwinder = Native::new();
         for module in modules {
             if let Some(sections) = sections(&module.open) {
-                // An address in memory is the file's own address plus `bias`, and the file counts from 0: so the base
-                // is the bias.
+                // An address in memory is the file's own address plus `bias`, and the file's own addresses start at 0,
+                // so the base is the bias.
                 let range = module.start..module.end;
                 unwinder.add_module(Tables::new(module.path.clone(), range, module.bias, sections));
             }

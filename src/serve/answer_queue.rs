@@ -26,14 +26,16 @@ pub struct AnswerLimits {
     /// an answer has some 15 MB, so eight stalled clients cost at most 120 MB for the ten seconds until they are cut.
     pub answers: usize,
     /// Most answers in progress for one address. Two scrapers behind one address run side by side. Four addresses can
-    /// hold all answers; their stalled clients are then cut after [`crate::server::ConnectionLimits::busy_write_timeout`].
+    /// hold all answers; their stalled clients are then cut after
+    /// [`crate::server::ConnectionLimits::busy_write_timeout`].
     pub answers_per_peer: usize,
     /// Length of the common line: requests that wait for one of the `answers`. An address has at most
     /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.
     pub waiting: usize,
     /// Length of the line of requests that wait for a permit of their own address. When it is full, an address that has
-    /// `answers_per_peer` requests in progress gets 503; other addresses do not. Both lines and the answers together
-    /// are far fewer than the connections, so one connection is always idle and can be closed for a health check.
+    /// `answers_per_peer` requests in progress gets 503; other addresses do not. The limit of connections is far above
+    /// the number of requests that wait or are answered, so one connection is always idle and can be closed for a
+    /// health check.
     pub waiting_for_peers: usize,
     /// Most requests of one address in that line. One Prometheus that scrapes all sets of names has four requests.
     pub waiting_per_peer: usize,

@@ -8,11 +8,12 @@
 //!   finish()                   writes `# EOF` in OpenMetrics
 //! ```
 //!
-//! Why no library is used: the known libraries own their metrics, so the agent would have to register and remove each
-//! pod; or they write only one of the two formats; or they refuse metric names of other programs.
-//! `DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is a counter without `_total`. OpenMetrics does not allow that, so there the
-//! type of such a family is `unknown`. Here a scrape walks one view and writes one buffer: label sets are escaped once
-//! for each GPU, pod or container, and copied into every line that needs them.
+//! The program uses no library for this. The known libraries have one of three problems: they own their metrics, so
+//! that the agent would have to register and remove each pod; they write only one of the two formats; or they refuse
+//! metric names of other programs. For example, `DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is a counter without `_total`.
+//! OpenMetrics does not allow that, so in OpenMetrics the type of such a family is `unknown`. Here a scrape walks one
+//! view and writes one buffer: label sets are escaped once for each GPU, pod or container, and copied into every line
+//! that needs them.
 //!
 //! What must never happen here: a family without samples in the text, a label value that breaks a line, a name that the
 //! program did not declare as a [`MetricFamily`].
@@ -313,8 +314,8 @@ impl std::fmt::Display for Help {
     }
 }
 
-/// The value as the bound of a bucket. OpenMetrics needs a decimal point also in whole numbers; both formats get the same
-/// text.
+/// The value as the bound of a bucket. OpenMetrics needs a decimal point even in whole numbers, so both formats get
+/// this text.
 fn as_bound(value: SampleValue) -> String {
     let mut text = Vec::new();
     write_value(value, &mut text);

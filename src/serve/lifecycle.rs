@@ -7,7 +7,8 @@
 //!   Mode::must_end ───────────┘           ──▶ drain_first ends, then stop is cancelled, then all tasks ──▶ Exit
 //! ```
 //!
-//! What must never happen here: a task that ends without a log line with its name; a shutdown longer than its time limit.
+//! What must never happen here: a task that ends without a log line with its name; a shutdown longer than its time
+//! limit.
 
 use crate::exit::Exit;
 use crate::log::level::Level;
@@ -174,7 +175,7 @@ impl Lifecycle {
         let task = self.name(id);
         Some(match result {
             Ok(()) => EndedTask { task, why: "it returned".into(), exit: Exit::Failure },
-            // The error decides the exit code: where another process has the socket, for example, a restart does not
+            // The error determines the exit code. If another process has the socket, for example, a restart does not
             // help.
             Err(failure) => EndedTask { task, why: failure.to_string(), exit: failure.exit() },
         })
@@ -208,8 +209,8 @@ impl Lifecycle {
                         tracing::info!(signal, "stopping: requests in flight may end; a second signal ends the process at once");
                         ending = Some((Exit::Ok, mode.before_drain()));
                     }
-                    // A second signal ends the process in its handler and never arrives here. This one is the first
-                    // signal, sent twice.
+                    // A second signal ends the process in its handler and never arrives here. This is a copy of the
+                    // first signal, which was sent twice.
                     Some(StopRequest::Stop(signal)) => tracing::debug!(signal, "already stopping"),
                     Some(StopRequest::Reload) => mode.reload(),
                     Some(StopRequest::More) => level.change("SIGUSR1", |now| now.more()),

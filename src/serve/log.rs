@@ -66,7 +66,7 @@ fn output_with(repeats: Repeats, output: Output) -> impl Layer<Filtered> {
     repeats.and_then(output)
 }
 
-/// The layer that writes the log, and the error if it is not the requested one.
+/// The layer that writes the log. Also returns the error if journald was requested and does not answer.
 fn output(format: LogFormat) -> (Output, Option<std::io::Error>) {
     match format {
         LogFormat::Text => (text_output(), None),

@@ -3,8 +3,8 @@
 
 use crate::exposition::ExpositionFormat;
 
-/// The format with the larger weight; the classic format where the weights are equal or the header is absent. A client
-/// gets OpenMetrics only if it names it, because every browser sends `*/*`.
+/// The format with the larger weight; the classic format if the weights are equal or the header is absent. A client
+/// gets OpenMetrics only if its header names OpenMetrics, because every browser sends `*/*`.
 ///
 /// `classic_is_better`: some metrics have a type that only the classic format can express. Then only clients that do
 /// not accept the classic format get OpenMetrics.

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 /// The time between two heartbeats: half of the service manager's watchdog timeout; `None` without a watchdog.
 pub fn heartbeat() -> Option<Duration> {
-    // At least 100 ms, or the heartbeats would be the load. systemd's unit is the microsecond, so tiny values are
-    // mistakes.
+    // At least 100 ms, so that heartbeats do not load the machine. systemd's unit is the microsecond, so a tiny value
+    // is a mistake.
     sd_notify::watchdog_enabled().map(|limit| (limit / 2).max(Duration::from_millis(100)))
 }
 
-/// Sends a message without waiting. A message that cannot be sent at once is dropped, because the task that sends it
-/// also owns the node's state and must not block.
+/// Sends a message without waiting. A message that cannot be sent at once is dropped, because the agent's node task
+/// sends messages and must not block.
 fn say(states: &[NotifyState<'_>]) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&socket, states) {

@@ -9,15 +9,15 @@
 //! ```
 //!
 //! Bounds: connections, requests at once on an HTTP/2 connection, time of the TLS handshake, header bytes and time,
-//! idle time, time that a client may take to read an answer or to open its flow control window for it, time of the
-//! drain.
+//! idle time, time that a client may take to read an answer or to open its HTTP/2 flow control window for the answer,
+//! time of the drain.
 //! [`body::read`] bounds a request body in bytes and time; an application that does not call it reads no body. When an
 //! application has taken over a connection for another protocol ([`TakenConnection`]), only the number of connections
 //! and stalled writes are bounded here.
 //!
-//! What must never happen here: a wait without an end; a connection without a request, or one that only waits for its
-//! client, that stays open while another client is refused; a request that reaches an application before its caller is
-//! checked; a path, a token or another rule of an application.
+//! What must never happen here: a wait without an end; a client is refused while another connection has no request or
+//! only waits for its client; a request reaches an application before its caller is checked; a path, a token or another
+//! rule of an application.
 
 pub mod body;
 pub mod certificate;
@@ -52,7 +52,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const FILE_LIMITS: [Errno; 2] = [Errno::MFILE, Errno::NFILE];
 /// Time between two log lines about that limit: each accept fails until files are closed.
 const TELL_EVERY: Duration = Duration::from_secs(60);
-/// The answer to a connection over the limit when no other connection may be closed for it. Where clients expect TLS, the
+/// The answer to a connection over the limit when no other connection may be closed for it. If clients expect TLS, the
 /// connection is closed without an answer.
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n\
 Content-Length: 50\r\nConnection: close\r\nRetry-After: 5\r\n\r\nall connections are busy; try again in 5 seconds.\n";

@@ -5,12 +5,12 @@ use crate::cgroup::members::members;
 use crate::kernel_file::KernelFileReader;
 use crate::roots::{HostRoots, part};
 
-/// Most processes of a container that are read: the first one exists from the beginning.
+/// Limit of the processes that are read in one container. The first process has existed since the container started.
 const MAX_PROCESSES: usize = 16;
 
 /// Files that the kubelet and the runtime mount in each container, unless its pod mounts something else there. A
-/// process that sees none of them is not in its container's mount namespace: it is in the runtime's own, before the
-/// container starts, or in one that it has made itself.
+/// process that sees none of these mounts is not in its container's mount namespace. It is in the runtime's namespace,
+/// because the container has not started yet, or in a namespace that the process has made itself.
 const EVERYWHERE: [&[u8]; 3] = [b"/etc/hosts", b"/etc/resolv.conf", b"/dev/termination-log"];
 
 /// Whether something is mounted at `path` in the container with this cgroup. `None` if no process shows the container's

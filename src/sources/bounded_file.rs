@@ -4,8 +4,8 @@
 //!   path ──open, check, read──▶ bytes for a decoder of `wire`
 //! ```
 //!
-//! A symlink is followed, because Kubernetes mounts a ConfigMap as one. The paths come from settings or lie in the
-//! agent's own folders; a container cannot replace them.
+//! A symlink is followed, because Kubernetes mounts the files of a ConfigMap as symlinks. The paths come from settings
+//! or lie in the agent's own folders; a container cannot replace them.
 //!
 //! What must never happen here: the thread waits for a FIFO or a device; memory grows with the length of the file.
 
@@ -31,7 +31,7 @@ pub fn read_text(path: &Path, max_bytes: usize) -> io::Result<String> {
     String::from_utf8(read(path, max_bytes)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Reads the first `max_bytes` bytes of the file: in a file of lines, excess lines must not make the others unreadable.
+/// Reads the first `max_bytes` bytes of a file of lines, so that excess lines do not make the other lines unreadable.
 ///
 /// # Errors
 /// If it cannot be read, or is not a regular file.

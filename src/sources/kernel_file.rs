@@ -21,11 +21,11 @@ pub const MAX_FILE: usize = 1 << 20;
 /// Initial size of the buffer: more than any file that is read every second.
 const FIRST: usize = 16 << 10;
 /// From a file of many records the kernel returns as many as fit into a page (`seq_read_iter`, fs/seq_file.c). So if no
-/// record is longer than half a page, a first read of less than that is the whole file.
+/// record is longer than half a page, a first read that returns less than half a page is the whole file.
 const SHORT: usize = 2048;
 
-/// Why a file could not be read. The caller knows the path and names it in the log: a failure is made for thousands of
-/// files and must cost nothing.
+/// Why a file could not be read. It does not hold the path, because thousands of files may fail and a failure must cost
+/// nothing. The caller knows the path and names it in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadFailure {
     /// There is no file of that name.
@@ -116,7 +116,8 @@ impl KernelFileReader {
         self.read_open(&file)
     }
 
-    /// Like [`KernelFileReader::read`], for a file that the kernel writes in one piece: one call less.
+    /// Like [`KernelFileReader::read`], for a file that the kernel writes in one piece. This needs one system call
+    /// less.
     ///
     /// # Errors
     /// [`ReadFailure`].

@@ -1,6 +1,6 @@
 //! The kubelet's configuration file: the topology manager's policy (`topologyManagerPolicy`) in it.
 //!
-//! What must never happen here: a file that cannot be read is taken for one without the key.
+//! What must never happen here: a file that cannot be read is treated like a file without the key.
 
 use crate::bounded_file;
 use std::io;

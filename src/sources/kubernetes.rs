@@ -1,4 +1,4 @@
-//! The pods of this node at the API server, as observations.
+//! Reports the pods of this node from the API server, as observations.
 //!
 //! Each report holds the whole list, and is sent whenever the list changes. While the server cannot be reached, the
 //! last list stays valid.
@@ -24,8 +24,8 @@ struct PodReporter {
     watch: PodWatchState,
 }
 
-/// Follows the pods of a node until `stop` is cancelled, and keeps the labels of each pod with these keys. It never
-/// fails; it reports what it can read.
+/// Follows the pods of a node until `stop` is cancelled, and keeps the labels of each pod whose keys are in
+/// `label_keys`. It never fails; it reports what it can read.
 pub async fn follow_pods(
     (connection, node): (ApiConnection, &NodeName),
     label_keys: LabelKeys,

@@ -41,8 +41,8 @@ pub struct Settings {
     pub slow_period: Duration,
 }
 
-/// Most errors reported in one pass: at most 4,096 events of all sources can wait, and thousands of bad files must not
-/// take their place.
+/// Limit of errors that are reported in one pass. At most 4,096 events of all sources can wait, and thousands of bad
+/// files must not take the place of other events.
 const ERRORS_A_PASS: u32 = 16;
 /// The shortest period: with a shorter one, a pass over a full node does not end in time.
 const SHORTEST: Duration = Duration::from_millis(10);
@@ -73,7 +73,8 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
     })
 }
 
-/// How many files may be kept open, by the limit of open files: with fewer each pass takes longer.
+/// How many files may be kept open, computed from the limit of open files. With fewer open files each pass takes
+/// longer.
 fn keep_open() -> usize {
     let soft = getrlimit(Resource::Nofile).current;
     let max_open_files = soft.map_or(MOST_FILES, |soft| soft.saturating_sub(OTHER_FILES).max(soft / 4)).min(MOST_FILES);

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   source's thread ──▶ Reporter::sample ──▶ Series ──▶ a ring for each Subscription ──take──▶ subscriber
-//!                              └──▶ the queue of samples, which may drop some ──▶ owner
+//!                              └──▶ the queue of samples, which may drop some ──▶ node task
 //! ```
 //!
-//! A subscriber gets every sample in the order of the reports, whatever the owner of the node's state does. A subscriber
-//! that does not take them for too long keeps the newest ones and gets the number of those that it missed.
+//! A subscriber gets every sample in the order of the reports, whatever the agent's node task does. If a subscriber
+//! takes no samples for too long, only the newest ones are kept, and it gets the number of samples that it missed.
 //!
 //! What must never happen here: a source or another subscriber waits for a subscriber; a sample is missing from a part
 //! and not counted; a cost while there is no subscriber.
@@ -72,7 +72,7 @@ impl<T> Series<T> {
         Some(Subscription { series: Arc::clone(self), place })
     }
 
-    /// Adds a sample of this size to each subscription. Makes the sample only if there is one.
+    /// Adds a sample of this size to each subscription. Without a subscription the sample is not made.
     pub(crate) fn record(&self, size: usize, sample: impl FnOnce() -> T) {
         if self.open.load(Ordering::Relaxed) == 0 {
             return;

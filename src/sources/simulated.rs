@@ -65,7 +65,8 @@ pub fn models() -> impl Iterator<Item = &'static str> {
     PRODUCTS.iter().map(|product| product.model)
 }
 
-/// Checks whether that many GPUs of that model can be simulated; settings are checked by this before anything starts.
+/// Checks whether this number of GPUs of this model can be simulated. Settings are checked with it before anything
+/// starts.
 ///
 /// # Errors
 /// A sentence for the user who asked for them.
@@ -147,7 +148,8 @@ fn introduce(cards: &[SimulatedGpu], reporter: &Reporter) {
     reporter.fact(Fact::Gpus(gpus));
 }
 
-/// The next deadline after `now` on the grid of `from`: no drift, and no catching up after a pause.
+/// The next deadline: one period after `from`, so that deadlines do not drift. If that time has passed, one period
+/// after `now`, so that missed deadlines are not made up for.
 fn after(from: Instant, period: Duration, now: Instant) -> Instant {
     let period = period.max(Duration::from_millis(1));
     let next = from + period;

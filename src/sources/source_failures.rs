@@ -31,7 +31,7 @@ pub(crate) struct SourceName {
     pub(crate) advice: &'static str,
     /// The counter of its failures.
     pub(crate) counter: Option<ErrorCounter>,
-    /// A setting names it, or it has existed before: then its absence is a failure.
+    /// Whether a setting names the source, or it has existed before. Then its absence is a failure.
     pub(crate) required: bool,
 }
 

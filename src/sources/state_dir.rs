@@ -83,8 +83,8 @@ pub fn container_limits(state: &Path, pods: &BTreeSet<PodUid>) -> Vec<ContainerL
     folders.filter_map(read).take(MAX_LIMITS).collect()
 }
 
-/// The last result about CDI support, and the container runtime that it is about; `None` if there is none. Blocks for
-/// as long as the file system takes.
+/// The last result of the check for CDI, and the container runtime that was checked; `None` if there is none. Blocks
+/// while the file system reads.
 #[must_use]
 pub fn cdi_support(state: &Path) -> Option<(CdiSupport, String)> {
     let bytes = bounded_file::read(&state.join(binding_file::FILE), binding_file::MAX_BYTES).ok()?;

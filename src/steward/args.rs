@@ -1,5 +1,4 @@
-//! Parses the command line. It checks only the arguments: of the host, `--help`, `--version` and `print-config` read
-//! only the configuration file.
+//! Parses the command line. It checks only the arguments, and of the host it reads only the environment.
 
 use crate::print_config::Output;
 use crate::settings::layer::RawSettings;
@@ -281,7 +280,7 @@ fn extender() -> clap::Command {
     with_settings(command, &[Reader::Extender])
 }
 
-/// A command with the flags of all settings that one of these commands reads.
+/// Adds to the command the flags of all settings that one of these readers reads.
 fn with_settings(command: clap::Command, readers: &'static [Reader]) -> clap::Command {
     let read = |key: &&'static Key| key.readers.iter().any(|reader| readers.contains(reader));
     let gone = removed::settings().filter(|_| readers.contains(&Reader::Agent));
@@ -312,7 +311,7 @@ fn flag(key: &'static Key) -> Arg {
     }
 }
 
-/// The flag of a removed setting: accepted with or without a value, as the setting was.
+/// The flag of a removed setting. It is accepted with or without a value, like the setting before its removal.
 fn removed_flag(row: &'static Removed) -> Arg {
     Arg::new(row.name).long(row.name).num_args(0..=1).default_missing_value("true").action(ArgAction::Set).hide(true)
 }
@@ -327,7 +326,7 @@ fn raw(matches: &ArgMatches) -> RawSettings {
     }
 }
 
-/// Keeps a value that is not UTF-8, with replacement characters: it is refused when the setting is parsed.
+/// Puts replacement characters into a value that is not UTF-8. The value is refused when the setting is parsed.
 fn text(value: OsString) -> String {
     value.to_string_lossy().into_owned()
 }

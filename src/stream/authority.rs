@@ -7,12 +7,12 @@ use rcgen::{
 };
 use std::time::Duration;
 
-/// The name in the certificate of every extender's port for agents. Agents and extenders reach an extender by the address of a
-/// Service or a pod, and check this name: only an extender has a certificate of this authority.
+/// The name in the certificate of every extender's port for agents. Agents and extenders connect to the address of a
+/// Service or a pod, so they check this name instead: only an extender has a certificate of this authority.
 pub const SERVER_NAME: &str = "extender.gpu-steward.io";
 /// The name of every authority. Authorities differ by their keys.
 const NAME: &str = "gpu-steward extender";
-/// A certificate is valid from this long before it was made, because the clocks of machines differ.
+/// The validity of a certificate begins this long before it is made, because the clocks of machines differ.
 const SKEW: Duration = Duration::from_secs(60 * 60);
 
 /// A certificate cannot be made.
@@ -42,8 +42,8 @@ fn params(names: Vec<String>, now: u64, valid: Duration) -> Result<CertificatePa
     Ok(params)
 }
 
-/// The fields that identify an authority in the certificates that it signs. They are the same for every authority, so that an
-/// issuer is made from its key alone.
+/// The fields that identify an authority in the certificates that it signs. They are the same for every authority, so
+/// the key alone is enough to issue certificates.
 fn authority_params(now: u64, valid: Duration) -> Result<CertificateParams, rcgen::Error> {
     let mut params = params(Vec::new(), now, valid)?;
     params.distinguished_name.push(DnType::CommonName, NAME);

@@ -1,5 +1,5 @@
-//! A TLS connection to an extender at any address: the name in its certificate and the authority that signed it prove that it
-//! is an extender.
+//! A TLS connection to an extender at any address. The name in the certificate, and the authority that signed it, prove
+//! that the server is an extender.
 
 use crate::authority::SERVER_NAME;
 use rustls::crypto::ring;
@@ -14,11 +14,11 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Time for the connection and the handshake. After a leader change, connections wait for up to 4 s at the new leader, and
-/// thousands of handshakes may come before this one.
+/// Time limit for the connection and the handshake. After a leader change, the new leader may have thousands of
+/// handshakes to do before this one, and a connection waits up to 4 s.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// The protocol of a connection, which the TLS handshake (ALPN) names.
+/// The protocol of a connection, as negotiated in the TLS handshake (ALPN).
 #[derive(Clone, Copy, Debug)]
 pub enum AlpnProtocol {
     /// HTTP/1.1, with which the stream of an agent begins.
@@ -27,7 +27,7 @@ pub enum AlpnProtocol {
     Http2,
 }
 
-/// Connects to the extender at this address; `trusted` are the certificates of its authority, PEM.
+/// Connects to the extender at this address; `trusted` contains the certificates of its authority, as PEM.
 ///
 /// # Errors
 /// A network error, or the reason why the extender is not trusted.
@@ -75,7 +75,8 @@ mod tests {
     use tokio::net::TcpListener;
     use tokio_rustls::TlsAcceptor;
 
-    /// The authority's certificate, and a TLS server with a certificate that it signed, for this name and until this year.
+    /// Starts a TLS server whose certificate has this name and expires in this year. Returns the certificate of its
+    /// authority, and the server's address.
     async fn server(name: &str, until: i32) -> (String, std::net::SocketAddr) {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -1,12 +1,12 @@
-//! The streams between agents and the leading extender, and the tokens with which the callers of the extender's TLS port
-//! prove who they are.
+//! The streams between agents and the leading extender, and the tokens with which the callers of the extender's TLS
+//! port prove who they are.
 //!
 //! ```text
 //!   AgentMessage, LeaderView ──encode──▶ proto::stream ──MessageStream──▶ decode, bounded ──▶ AgentMessage, LeaderView
 //!
-//!   convert             messages and the types of `model`
-//!   message_stream      messages on a connection
-//!   opening             how a stream begins: an HTTP request for another protocol
+//!   convert             converts between messages and the types of `model`
+//!   message_stream      reads and writes messages on a connection
+//!   opening             opens a stream with an HTTP upgrade request
 //!   leader_connection   the TLS connection to an extender
 //!   token_keys          checks the tokens of callers
 //!   authority           the certificates of the extenders
@@ -26,5 +26,5 @@ pub use message_stream::{MAX_MESSAGE, MessageError, MessageStream};
 
 use std::time::Duration;
 
-/// Time for the first message of a stream. An agent sends it at once.
+/// Time limit for the first message of a stream. An agent sends it at once.
 pub const FIRST_WITHIN: Duration = Duration::from_secs(10);

@@ -1,28 +1,30 @@
-//! Messages on a connection: the length of a message in four bytes, big-endian, and then the message as protobuf
+//! Messages on a connection. Each message is its length in four bytes, big-endian, and then its bytes as protobuf
 //! (`proto/stream.proto`).
 //!
-//! A leader has 5,000 such connections, and each is idle most of the time. So a connection holds memory for a message only
-//! while the message arrives.
+//! A leader may have 5,000 such connections, and each is idle most of the time. So a connection holds memory for a
+//! message only while the message arrives.
 //!
-//! What must never happen here: memory is allocated for a length whose bytes have not arrived; half a message is lost because
-//! the caller dropped the future that was reading it.
+//! What must never happen here: memory is allocated for a length whose bytes have not arrived; half a message is lost
+//! because the caller dropped the future that was reading it.
 
 use prost::Message;
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Largest message in bytes: 1,024 pods with the UUIDs of the GPUs that they use take some 150 KiB.
+/// Largest message in bytes. A message about 1,024 pods, with the UUIDs of the GPUs that they use, has about 150 KiB.
 pub const MAX_MESSAGE: usize = 256 << 10;
-/// Most bytes that are discarded when a connection closes: as many as fit into the buffers of two kernels.
+/// When a connection closes, at most this many bytes are read and discarded. This is about what the socket buffers of
+/// both sides hold.
 const MAX_REST: usize = 1 << 20;
-/// Bytes that are read at once.
+/// Bytes that one read takes at most.
 const STEP: usize = 4 << 10;
 
 /// A connection with messages in both directions.
 #[derive(Debug)]
 pub struct MessageStream<S> {
     connection: S,
-    /// The part of the current message that has arrived: its length, then its bytes (`body`); `read` bytes in all.
+    /// The part of the current message that has arrived: first its length, then its bytes (`body`). `read` counts the
+    /// bytes of both.
     length: [u8; 4],
     body: Vec<u8>,
     read: usize,
@@ -51,7 +53,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
         MessageStream { connection, length: [0; 4], body: Vec::new(), read: 0 }
     }
 
-    /// The next message; `None` where the connection has ended after a message. Dropping the future loses nothing.
+    /// The next message; `None` if the connection has ended after a whole message. If the future is dropped, no bytes
+    /// are lost.
     ///
     /// # Errors
     /// [`MessageError`]; nothing more can be read then.
@@ -95,7 +98,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
         self.connection.flush().await
     }
 
-    /// Closes this side, and waits until the other side has closed too. Bytes that the other side sends meanwhile are discarded.
+    /// Closes this side, and waits until the other side has closed too. Bytes that the other side sends meanwhile are
+    /// discarded.
     ///
     /// # Errors
     /// An error of the connection.
@@ -128,7 +132,7 @@ mod tests {
         LeaderMessage { version: 1, epoch, closed: "x".repeat(closed), ..LeaderMessage::default() }
     }
 
-    /// The number of messages that are read from these bytes, and why no further one is.
+    /// Reads messages from these bytes. Returns their number, and how the reading ended.
     async fn read(bytes: &[u8]) -> (usize, Result<(), MessageError>) {
         let (mut far, near) = tokio::io::duplex(1 << 20);
         far.write_all(bytes).await.unwrap();
@@ -146,7 +150,7 @@ mod tests {
     #[test]
     fn messages_arrive_whole_also_byte_by_byte_beside_other_work() {
         runtime().block_on(async {
-            // The buffer holds one byte, so a read seldom gets more.
+            // The pipe holds one byte, so a read gets one byte at a time.
             let (far, near) = tokio::io::duplex(1);
             let (mut far, mut near) = (MessageStream::new(far), MessageStream::new(near));
             let sender = tokio::spawn(async move {
@@ -171,7 +175,7 @@ mod tests {
             assert_eq!(heard, [(1, 0), (2, 3), (3, 5000), (4, 9000)]);
             assert!(given_up > 0);
             assert_eq!(near.body.capacity(), 0, "nothing is kept between two messages");
-            // The other side waits for this end.
+            // The sender's `close` waits until this side has closed.
             drop(near);
             sender.await.unwrap();
         });

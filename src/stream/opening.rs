@@ -1,4 +1,4 @@
-//! How a stream begins: an HTTP/1.1 request for another protocol on the same connection ([RFC 9110, 7.8]), so that one port
+//! How a stream begins: an HTTP/1.1 request switches the connection to another protocol ([RFC 9110, 7.8]). So one port
 //! serves both kube-scheduler's requests and the agents' streams.
 //!
 //! ```text
@@ -20,9 +20,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 /// The path of the request.
 pub const STREAM_PATH: &str = "/v1/agent-stream";
-/// The protocol of the messages. Each message has its version.
+/// The name of the protocol. It has no version, because each message has one.
 const PROTOCOL: HeaderValue = HeaderValue::from_static("gpu-steward-stream");
-/// Most bytes of the text of a refusal.
+/// Maximum size of the text of a refusal, in bytes.
 const MAX_REFUSAL: usize = 4 << 10;
 
 /// A stream on either side.
@@ -34,7 +34,7 @@ pub enum OpenError {
     /// The extender has refused the stream.
     #[error("{words}")]
     Refused {
-        /// The status of its answer.
+        /// The HTTP status of the extender's answer.
         status: u16,
         /// The extender's text.
         words: String,
@@ -75,10 +75,10 @@ pub fn no_switch() -> Response<Full<Bytes>> {
     response
 }
 
-/// The stream of a request that [`asks`], once its answer is written.
+/// Waits until the answer to a request that [`asks`] is written, and returns the stream.
 ///
 /// # Errors
-/// When the connection ends before that.
+/// If the connection ends before the answer is written.
 pub async fn begun(request: Request<Incoming>) -> hyper::Result<AgentStream> {
     Ok(MessageStream::new(TokioIo::new(upgrade::on(request).await?)))
 }

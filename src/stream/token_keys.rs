@@ -1,6 +1,6 @@
-//! Checks the tokens of callers: the signature by the cluster's keys, the issuer, the audience and the time.
+//! Checks the tokens of callers: the signature (with the cluster's keys), the issuer, the audience and the time.
 //!
-//! What must never happen here: a token that is accepted before its signature is checked; a reason that quotes a token.
+//! What must never happen here: a token is accepted before its signature is checked; a refusal quotes a token.
 
 use ring::signature::{ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey};
 use std::sync::Arc;
@@ -64,7 +64,8 @@ impl TokenKeys {
     /// Checks a token for this audience; `now` is Unix seconds.
     ///
     /// # Errors
-    /// [`TokenRefusal`]. With [`TokenRefusal::UnknownKey`] the cluster may have a new key.
+    /// [`TokenRefusal`]. After [`TokenRefusal::UnknownKey`] the caller should fetch the keys again, because the cluster
+    /// may have a new key.
     pub fn check(&self, token: UncheckedToken, audience: &str, now: u64) -> Result<TokenClaims, TokenRefusal> {
         let mut named = self.keys.iter().filter(|(name, _)| token.key.is_none() || *name == token.key).peekable();
         if named.peek().is_none() {
@@ -117,7 +118,8 @@ mod tests {
     use ring::rand::SystemRandom;
     use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
 
-    /// A token and its key, made by OpenSSL: of issuer `https://cluster`, valid from second 1000 to 2000.
+    /// A token and its key, made with OpenSSL. Its issuer is `https://cluster`, and it is valid from second 1000 to
+    /// second 2000.
     const MODULUS: &str = "knRyX7Zz3mwk9iSAkOTgLBgX_WPT_sHeqt22sDYLvPLX6ML3B79Z4DTKEQaOOnu7hDkZuB8jJpWEgEyOLru9Rlf1wSUfiX92npRh\
          Eix7__0bBwjX4piZ8yty1imjW0losvV_Fw-fY-2rqopENNwcXOtOCxeqecVGm32h6xD1p-HeWaaR4iv6mPuM-e5MXyyJrnT9R-9-\
          6ifAK4Z1GNfB6SA1todUM9DgRSLF8XzsMNyeR6K2WFXaqrP0fF0zSLXuJp__AVtRw3axuIyoiO4plvtZbHYeL0qB4d7UREKGkMn_\

@@ -5,8 +5,8 @@ use crate::resource::RequestRules;
 use model::gpu_pod::{BoundPod, GpuPod};
 use model::pod::Pod;
 
-/// The bound pod; `None` for a pod without a node. Its UID is the one of the API server, which nobody can choose. The hash of a
-/// static pod names the pod only on its own node.
+/// The bound pod; `None` for a pod without a node. Its UID is the API server's, because no user can choose that UID.
+/// The hash of a static pod identifies the pod only on its own node.
 #[must_use]
 pub fn of(pod: &Pod, rules: &RequestRules) -> Option<BoundPod> {
     let node = pod.node.clone()?;

@@ -108,7 +108,8 @@ fn cores(quota: u64, period: u64) -> Result<Option<f64>, MalformedCgroupFile> {
     if period == 0 { Err(MalformedCgroupFile::NotANumber("period")) } else { Ok(Some(quota as f64 / period as f64)) }
 }
 
-/// The content of `cpu.stat`: v1 has only the throttling, v2 without the cpu controller only the use.
+/// The content of `cpu.stat`. In v1 it has only the throttling; in v2 without the cpu controller it has only the CPU
+/// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuStat {
     /// Total, user and system time (v2).
@@ -228,8 +229,8 @@ pub struct BlockIo {
     pub devices: u32,
 }
 
-/// Reads `io.stat`. Devices whose major number is in `stacked` (loop, md, device-mapper) are skipped: their I/O is
-/// counted again on the disk below.
+/// Reads `io.stat`. Devices whose major number is in `stacked` (loop, md, device-mapper) are skipped, because their I/O
+/// is counted again on the disk below them.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -321,7 +322,7 @@ pub fn pressure(text: &[u8]) -> Result<(Nanos, Nanos), MalformedCgroupFile> {
 }
 
 /// Calls `each` for every PID in `cgroup.procs`. A 0 stands for a process outside the agent's PID namespace, which has
-/// no PID here (v2; v1 omits such processes). Returns their number.
+/// no PID here (v2; v1 omits such processes). Returns the number of these processes.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`], after `each` was called for the PIDs before the fault.

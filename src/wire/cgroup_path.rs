@@ -7,9 +7,9 @@
 //!   /docker/<id>   docker-<id>.scope   libpod-<id>.scope                       containers without a pod
 //! ```
 //!
-//! A path may have any prefix (a root cgroup set for kubelet, or a node that is itself a container) and any suffix
+//! A path may have any prefix (kubelet has its own root cgroup, or the node itself is a container) and any suffix
 //! (cgroups that a container creates itself). A cgroup inside a pod belongs to the outermost pod and to the outermost
-//! container in it. If kubelet runs in a container without a pod, the pods below it count as pods.
+//! container in it. If kubelet runs in a container that belongs to no pod, the pods below that container count as pods.
 //!
 //! What must never happen here: a guess. A path that starts above the reader's cgroup namespace (`/../…`) is
 //! incomplete, so it is always [`CgroupPlace::Foreign`].

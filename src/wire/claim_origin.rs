@@ -9,8 +9,9 @@ use model::pod::Pod;
 /// Longest name of another installation's Lease that is kept: its namespace, a slash, its name.
 const MAX_LEASE: usize = 63 + 1 + 253;
 
-/// Which scheduler wrote the pod's claim, as the extenders with the Lease `own` see it; `None` if the pod has no claim, or if
-/// the agent made it. A claim of gpu-steward that names no Lease is from a release that wrote none, and counts as their own.
+/// Which scheduler wrote the pod's claim, from the view of the extenders with the Lease `own`. `None` if the pod has no
+/// claim, or if the agent made it. Earlier releases of gpu-steward wrote no Lease into a claim; such a claim counts as
+/// written by these extenders.
 #[must_use]
 pub fn of(pod: &Pod, own: &LeaseName) -> Option<ClaimOrigin> {
     pod.annotation(ALLOCATED)?;

@@ -11,7 +11,7 @@
 //!
 //! The caller parses the text into a [`serde_json::Value`], because this crate has no YAML parser, and bounds its
 //! length by [`MAX_BYTES`]. An unknown key gives a [`ConfigWarning`] and changes nothing. A value of the wrong type or
-//! out of range is a [`DecodeError`]. If the caller does not use a setting that was read, the caller reports it.
+//! out of range is a [`DecodeError`]. A caller that does not use one of the settings must warn about that itself.
 //!
 //! What must never happen here: a setting that is ignored without a warning.
 
@@ -43,9 +43,9 @@ const KEY: &str = "device configuration";
 pub struct DeviceConfig {
     /// How resource amounts become requests.
     pub rules: RequestRules,
-    /// Number of GPUs for a container that requests memory or cores, but no number of GPUs. HAMi's webhook uses it.
+    /// Number of GPUs of a container that requests memory or cores, but no number of GPUs. HAMi's webhook uses it.
     pub default_count: u32,
-    /// Whether containers without GPU get a variable that hides all GPUs. HAMi's webhook uses it.
+    /// Whether containers without a GPU get a variable that hides all GPUs. HAMi's webhook uses it.
     pub overwrite_env: bool,
     /// The runtime class for pods with GPUs. HAMi's webhook uses it.
     pub runtime_class: Option<String>,

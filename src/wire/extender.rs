@@ -14,8 +14,9 @@
 //! names are read in upper and lower case, and written as kube-scheduler writes them. `null` is the same as an absent
 //! field, and unknown fields are skipped.
 //!
-//! A filter call may name all nodes of the cluster, and comes for each pod, one after the other. So names and Nodes are
-//! borrowed from the message, and an answer refers to nodes by their places in the message.
+//! kube-scheduler calls the filter for one pod after the other, and each call may name all nodes of the cluster. To
+//! save time, names and Nodes are borrowed from the message, and an answer refers to nodes by their places in the
+//! message.
 
 mod field_names;
 mod candidates;

@@ -8,9 +8,9 @@
 //!   Deleted_2026-11-21 10:21:12                      HAMi's scheduler up to 2.9 has removed the node
 //! ```
 //!
-//! As in HAMi, the word that the text contains decides, so that a new form with a known word is still read. The times
-//! after the words have no time zone: they are the scheduler's local time, which HAMi before 2.9 read as UTC. The agent
-//! therefore measures the age of a request from when it first saw it; it uses the time in the request only where the two
+//! As in HAMi, only the word in the text decides, so that a new form with a known word is still read. The times after
+//! the words have no time zone: they are the scheduler's local time, which HAMi before 2.9 read as UTC. The agent
+//! therefore measures the age of a request from when it first saw it. It uses the time in the request only if the two
 //! ages differ by less than half a minute.
 
 use crate::timestamp;

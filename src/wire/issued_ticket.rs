@@ -6,9 +6,9 @@
 //!    "given":[{"uuid":"GPU-…","memory_bytes":3145728000,"core_percent":30}]}
 //! ```
 //!
-//! `meant` is [`IssuedTicket::expected`]; it is present in tickets of an earlier release whose answer to `Allocate` had
-//! devices. `holder` is present once kubelet's checkpoint names the container. `given` is present where the device
-//! shares of the container do not follow from its claim alone.
+//! `meant` is [`IssuedTicket::expected`]; tickets of earlier releases have it if the answer to `Allocate` had devices.
+//! `holder` is present once kubelet's checkpoint names the container. `given` is present if the device shares of the
+//! container cannot be derived from its claim alone.
 
 use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};
@@ -24,7 +24,7 @@ use std::sync::Arc;
 pub const FOLDER: &str = "tickets";
 /// Name of the file in the folder of its ticket.
 pub const FILE_NAME: &str = "ticket.json";
-/// Maximum size: 512 ids and as many devices in 200 bytes each, twice.
+/// Maximum size: 512 ids and 512 device shares take less than 128 KiB; the rest is room to spare.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Maximum number of ids of one container: the GPUs and MIG instances of the largest node, with room to spare.
 const MAX_IDS: usize = 512;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `index` is the index of the device in the container, `node_index` NVML's index on the node. Without `core_percent`
-//! there is no limit of SM time; without `priority` the pod requested none. Where the claim has no limit of memory,
+//! there is no limit of SM time; without `priority` the pod requested none. If the claim does not limit the memory,
 //! `memory_bytes` is the whole memory of the device and `"memory_unlimited":true` is set. New fields may be added under
 //! the same version, and a reader skips unknown fields. A new version means that the meaning of a field has changed.
 
@@ -25,7 +25,7 @@ pub const PATH: &str = "/etc/gpu-steward/limits.json";
 pub const PODS: &str = "pods";
 /// Name of the file in the folder of its container.
 pub const FILE_NAME: &str = "limits.json";
-/// Maximum size: 512 devices in 300 bytes each, twice.
+/// Maximum size: 512 devices of 300 bytes each take 150 KiB; the rest is room to spare.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Maximum number of devices of one container: the number of MIG instances of the largest node.
 const MAX_DEVICES: usize = 512;

@@ -27,7 +27,8 @@ struct Entry<'a> {
     score: OrNull<BTreeMap<String, i64>>,
 }
 
-/// Reads the scores. The map has each pair in both orders with the same score: the lower one, where the text has two.
+/// Reads the scores. The map has each pair in both orders with the same score. If the text has two scores for a pair,
+/// the lower score counts.
 ///
 /// # Errors
 /// [`DecodeError`] for another format, for a name that is not a UUID, for a GPU that appears twice, and for more than

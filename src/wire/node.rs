@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The caller limits the length of the answer, and so of all texts in it. The list of field managers is limited here,
-//! and entries that cannot be read are skipped: the owner of a label only keeps programs from overwriting each other,
-//! and grants no right.
+//! and entries that cannot be read are skipped. This is safe: field managers only keep programs from overwriting each
+//! other's labels, and give no permissions.
 
 use crate::pod::{Annotations, OrNull};
 use crate::timestamp;
@@ -177,7 +177,7 @@ fn writers(managed: &[serde_json::Value], part: &str, present: &BTreeMap<String,
         let Some(manager) = entry["manager"].as_str() else { continue };
         let owned = entry["fieldsV1"]["f:metadata"][part].as_object();
         for key in owned.into_iter().flatten().filter_map(|(field, _)| field.strip_prefix(FIELD)) {
-            // A manager may still own a key that was removed; such a key has no entry.
+            // The entry of a manager may still list a key that was removed from the Node.
             if present.contains_key(key) {
                 writers.entry(key.to_owned()).or_default().insert(manager.to_owned());
             }

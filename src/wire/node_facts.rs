@@ -1,4 +1,4 @@
-//! What the scheduler takes over of a Node: the GPUs that its agent registered, and which of them are cordoned.
+//! The facts about a Node that the scheduler uses: the GPUs that its agent registered, and which of them are cordoned.
 
 use crate::annotation_keys::{CORDON, NODE_LINKS, REGISTER};
 use crate::{cordon, links, register};
@@ -8,14 +8,14 @@ use model::registered::RegisteredGpu;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The facts of a Node. A cordon that cannot be read closes the node, as an unreadable register does: it may name any GPU.
+/// The facts of a Node. An unreadable cordon may name any GPU, so it closes the node, like an unreadable register.
 #[must_use]
 pub fn of(node: &FollowedNode) -> NodeFacts {
     let (register, cordoned) = match (gpus(node), cordoned(node)) {
         (Ok(gpus), Ok(cordoned)) => (Ok(gpus), cordoned),
         (Err(why), _) | (_, Err(why)) => (Err(why), BTreeSet::new()),
     };
-    // Without links any set of GPUs is as good as another, so an unreadable annotation harms no pod.
+    // Links are optional: without them, any set of GPUs is as good as another. So an unreadable annotation is ignored.
     let links = node.annotation(NODE_LINKS).and_then(|text| links::decode(text).ok()).unwrap_or_default();
     NodeFacts { uid: node.uid.clone(), name: node.name.clone(), register, cordoned, links }
 }

@@ -43,7 +43,7 @@ impl Quantity {
         if self.nanos % NANO == 0 { i64::try_from(self.nanos / NANO).ok() } else { None }
     }
 
-    /// The smallest whole number that is not smaller.
+    /// The amount rounded up to a whole number.
     #[must_use]
     pub fn ceil(self) -> i64 {
         let whole = self.nanos.div_euclid(NANO) + i128::from(self.nanos.rem_euclid(NANO) != 0);
@@ -116,7 +116,7 @@ fn scale(suffix: &str) -> Option<Scale> {
             if bare.is_empty() || !bare.bytes().all(|byte| byte.is_ascii_digit()) {
                 return None;
             }
-            // An exponent that does not fit into an i32 makes the amount too large, or less than a billionth.
+            // An exponent that does not fit into an i32 makes the amount too large, or smaller than a billionth.
             let far = if digits.starts_with('-') { -1000 } else { 1000 };
             Scale::Ten(digits.parse::<i32>().map_or(far, |power| power.clamp(-1000, 1000)))
         }

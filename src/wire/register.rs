@@ -6,9 +6,9 @@
 //!   GPU-…,10,81559,100,NVIDIA-Tesla T4,0,true[,index,mode]:       HAMi up to 2.7.1, and other vendors
 //! ```
 //!
-//! [`decode`] reads both forms; the first byte `[` marks JSON. In JSON an absent field is zero, false or empty, so a
-//! GPU without the field `health` is unhealthy. Unknown fields are skipped. [`encode`] writes JSON, ordered by UUID,
-//! with the fields in HAMi's order and without fields that are zero, so that equal registers give equal texts.
+//! [`decode`] reads both forms; a text that starts with `[` is JSON. In JSON an absent field is zero, false or empty,
+//! so a GPU without the field `health` is unhealthy. Unknown fields are skipped. [`encode`] writes JSON, ordered by
+//! UUID, with the fields in HAMi's order and without fields that are zero, so that equal registers give equal texts.
 
 use crate::annotation_keys::{MAX_ANNOTATION, REGISTER};
 use crate::decode_error::{DecodeError, shown};

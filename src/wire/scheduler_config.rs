@@ -1,13 +1,13 @@
-//! The configuration of a kube-scheduler that asks the extender: `KubeSchedulerConfiguration` of
+//! The configuration of a kube-scheduler that calls the extender: `KubeSchedulerConfiguration` of
 //! `kubescheduler.config.k8s.io/v1`, which `print-config kube-scheduler` prints.
 
 use crate::resource::ResourceNames;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A configuration with which kube-scheduler asks the extender at this address about pods with these resources.
+/// A configuration with which kube-scheduler calls the extender at this address for pods that request these resources.
 ///
-/// The number of GPUs is also counted by kube-scheduler, so that no pod is bound while the node's device plugin is away.
-/// The other resources exist in pods only.
+/// kube-scheduler also counts the number of GPUs itself, so that it binds no pod to a node whose device plugin is not
+/// running. The other resources exist only in pods: no node offers them.
 #[must_use]
 pub fn encode(listen: SocketAddr, names: &ResourceNames) -> String {
     let mut address = listen;

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 /// Longest token that is read: the token of a service account has 1 to 2 KiB.
 pub const MAX_TOKEN: usize = 8 << 10;
-/// Maximum number of keys that are read: an API server has one, or two during a rotation. Each API server of a cluster
-/// may have its own.
+/// Maximum number of keys that are read. An API server has one key, or two during a rotation, and each API server of a
+/// cluster may have its own.
 pub const MAX_KEYS: usize = 32;
 /// Maximum number of audiences of a token. A projected token has one.
 const MAX_AUDIENCES: usize = 16;
@@ -69,7 +69,7 @@ pub struct TokenClaims {
     pub not_before: u64,
     /// The account: `system:serviceaccount:NAMESPACE:NAME`.
     pub subject: Arc<str>,
-    /// The Node of its pod, or the Node that it is bound to.
+    /// The Node of the pod that the token is bound to, or the Node that the token itself is bound to.
     pub node: Option<(NodeName, ObjectUid)>,
     /// The UID of the pod that it is bound to.
     pub pod: Option<PodUid>,
@@ -154,7 +154,7 @@ fn fault(at: usize, what: impl Into<String>) -> DecodeError {
 }
 
 fn base64(key: &'static str, at: usize, text: &str) -> Result<Vec<u8>, DecodeError> {
-    // Some libraries pad it.
+    // Some libraries add padding.
     let text = text.trim_end_matches('=');
     URL_SAFE_NO_PAD.decode(text).map_err(|why| DecodeError::new(key, at, format!("is not base64: {why}")))
 }

@@ -15,8 +15,8 @@ use serde_json::value::RawValue;
 
 /// Longest line of a watch: etcd accepts objects of 1.5 MiB, and JSON may need six bytes for one.
 pub const MAX_LINE: usize = 12 << 20;
-/// Maximum number of characters that are kept of a message from the server. The reason of a refusal comes after the
-/// name of the object, which has up to 253.
+/// Maximum number of characters that are kept of a message from the server. In a refusal, the reason comes after the
+/// name of the object, which has up to 253 characters.
 const MAX_MESSAGE: usize = 1000;
 
 /// A kind of objects that can be listed and watched.
@@ -28,7 +28,7 @@ pub trait WatchedKind {
     /// The kind for people, in lower case.
     const NAME: &'static str;
 
-    /// Reads a UID; `None` where it is not one.
+    /// Reads a UID; `None` if the text is not a UID.
     fn uid(text: &str) -> Option<Self::Uid>;
 
     /// Reads one object.
@@ -82,7 +82,8 @@ pub struct UnreadableObject<U> {
     pub uid: Option<U>,
     /// Namespace and name, if they can be read.
     pub name: Option<String>,
-    /// The node on which it may hold devices: set for a pod that is bound and has not ended, if that can be read.
+    /// The node on which the object may hold devices: set for a pod that is bound and has not ended, if this can be
+    /// read.
     pub node: Option<NodeName>,
     /// The reason.
     pub why: String,
@@ -95,7 +96,7 @@ pub enum WatchEvent<O, U> {
     Applied(Box<Result<O, UnreadableObject<U>>>),
     /// An object was deleted: its UID, where it can be read.
     Deleted(Option<U>),
-    /// No further event up to this version.
+    /// All events up to this version have been sent.
     Bookmark,
     /// The server ends the watch.
     Error(ApiRefusal),
@@ -108,7 +109,7 @@ pub struct ApiRefusal {
     pub code: u16,
     /// Its text, cut to one line.
     pub message: String,
-    /// Whether it is a `Status` object, which only an API server sends, not a proxy in front of it.
+    /// Whether the answer was a `Status` object. Only an API server sends these; a proxy in front of it does not.
     pub is_status: bool,
 }
 
@@ -174,7 +175,7 @@ struct ObjectMetadata {
     resource_version: Option<String>,
 }
 
-/// The parts of an object with at least one invalid field: the other fields are read one by one.
+/// The parts of an object that has at least one invalid field. Its other fields are read one by one.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ObjectParts<'a> {

@@ -6,7 +6,7 @@ use model::time::Monotonic;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// The most calls that are taken from the queue at once and judged against one reading of the checkpoint.
+/// The most calls that are taken from the queue at once and decided with one reading of the checkpoint.
 pub(super) const BATCH: usize = 64;
 /// The most starts that wait at a time. The kubelet runs at most one start for each pod of the node.
 const MAX_STARTS: usize = 1024;
@@ -30,7 +30,7 @@ pub(super) struct KubeletCalls {
 }
 
 impl KubeletCalls {
-    /// No call waits yet.
+    /// Starts without waiting calls.
     pub(super) fn new(queue: PluginCallReceiver) -> KubeletCalls {
         KubeletCalls { queue, starts: Vec::new() }
     }
@@ -61,12 +61,13 @@ impl KubeletCalls {
         !self.starts.is_empty()
     }
 
-    /// Takes all waiting starts. The caller puts a start that must keep waiting back with [`KubeletCalls::start_waits`].
+    /// Takes all waiting starts. The caller returns each start that must keep waiting with
+    /// [`KubeletCalls::start_waits`].
     pub(super) fn take_starts(&mut self) -> Vec<WaitingStart> {
         std::mem::take(&mut self.starts)
     }
 
-    /// Puts a start back that must keep waiting.
+    /// Takes back a start that must keep waiting.
     pub(super) fn start_waits(&mut self, start: WaitingStart) {
         self.starts.push(start);
     }
@@ -76,7 +77,7 @@ impl KubeletCalls {
         self.queue.tickets.send_replace(Some(journal));
     }
 
-    /// The lock that lets only one worker write to the disk; the gRPC task and the owner share it.
+    /// The lock that lets only one worker write to the disk. The gRPC task and the sharing task share it.
     pub(super) fn disk(&self) -> &OneAtDisk {
         &self.queue.disk
     }

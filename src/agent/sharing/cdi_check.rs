@@ -1,4 +1,5 @@
-//! Checks that the first containers that start really have the devices of their tickets: a runtime may ignore CDI devices.
+//! Checks that the first containers that start really have the devices of their tickets, because a runtime may ignore
+//! CDI devices.
 
 use model::cgroup::CgroupIdentity;
 use model::id::{ContainerKey, PodRef, PodUid};
@@ -15,10 +16,10 @@ use tokio::time::sleep;
 
 /// Pause between two looks at the container.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The most looks at a container, before the check ends without a result: its image may have to be pulled first.
+/// After this many looks at a container, the check ends without a result. The runtime may have to pull the image first.
 const MAX_LOOKS: u32 = 120;
-/// The number of looks at a running container that must find no devices before the container counts as without devices.
-/// For some milliseconds the first process of a container still sees the runtime's own mounts.
+/// A running container counts as without devices after this many looks that found none. One look is not enough: for
+/// some milliseconds the first process of a container still sees the runtime's own mounts.
 const ENOUGH_LOOKS: u32 = 3;
 
 /// The result of a check.
@@ -43,23 +44,23 @@ pub(crate) struct CdiChecks {
     pub seen: bool,
 }
 
-/// Namespaces in which a container must be without its devices before the agent concludes that the runtime ignores CDI:
-/// the owner of one namespace must not be able to close the node for others.
+/// The agent concludes that the runtime ignores CDI when containers in this many namespaces lack their devices. More
+/// than one, because the owner of one namespace must not be able to close the node for others.
 const ENOUGH_NAMESPACES: usize = 2;
-/// The number of first containers that are checked at once: a container may be slow to start, or wait for an init
-/// container that never ends.
+/// How many of the first containers are checked at the same time. More than one, because a container may be slow to
+/// start, or wait for an init container that never ends.
 const AT_ONCE: usize = 8;
 /// The most containers that are checked at once: four in each of 110 pods, the kubelet's default maximum. Others are
 /// checked later.
 const MAX_CHECKS: usize = 512;
 
 impl CdiChecks {
-    /// Whether this container must be checked as one of the first. If so, it is marked as being checked.
+    /// Whether this container must be checked as one of the first. If so, marks it as being checked.
     pub(super) fn is_due_first(&mut self, key: &ContainerKey) -> bool {
         !self.seen && self.running.len() < AT_ONCE && self.is_due(key)
     }
 
-    /// Whether this container must be checked when all containers are. If so, it is marked as being checked.
+    /// Whether this container must be checked when every container is checked. If so, marks it as being checked.
     pub(super) fn is_due(&mut self, key: &ContainerKey) -> bool {
         self.running.len() < MAX_CHECKS && !self.known.contains(key) && self.running.insert(key.clone())
     }
@@ -140,7 +141,7 @@ pub(super) async fn watch(
     let _ = results.send(CdiCheckResult { key, pod, has }).await;
 }
 
-/// The cgroup of a running container, and whether a mount that is missing now proves that it never existed.
+/// The cgroup of a running container, and whether a missing mount proves that the container never had the mount.
 fn running_cgroup(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<(Arc<CgroupIdentity>, bool)> {
     let pod = pods.pods.iter().find(|pod| *pod.cgroup_uid() == key.pod)?;
     let container = pod.containers.iter().find(|container| container.name == key.container)?;

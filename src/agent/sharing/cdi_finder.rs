@@ -1,4 +1,5 @@
-//! Asks the API server for the versions of kubelet and runtime, and asks the runtime whether its CDI is on.
+//! Asks the API server for the versions of the kubelet and the container runtime, and asks the runtime whether CDI is
+//! enabled.
 
 use apiserver::ApiConnection;
 use apiserver::versions::{self, VersionsUnknown};
@@ -39,7 +40,7 @@ impl CdiFinder {
     }
 
     /// Asks the runtime until the agent ends, because the runtime may restart with another configuration. Asks for the
-    /// versions while they are unknown, and while CDI does not work, because an upgrade may bring it.
+    /// versions while they are unknown, and while CDI does not work, because an upgrade may enable it.
     pub(crate) async fn run(self, known: watch::Sender<NodeCdi>) {
         let mut has_versions = false;
         loop {
@@ -68,7 +69,7 @@ impl CdiFinder {
         timeout(WITHIN, versions::of_own_node(&self.connection, &self.node)).await.unwrap_or_else(|_| none())
     }
 
-    /// The runtime, and whether it reports that its CDI is on; `None` if it does not report that.
+    /// The runtime's name, and whether CDI is enabled in it; `None` if the runtime does not report that.
     ///
     /// # Errors
     /// The socket of the runtime that was tried, and what went wrong.
@@ -80,8 +81,8 @@ impl CdiFinder {
         Ok(on.map(|on| (runtime, on)))
     }
 
-    /// Reports why the agent does not register. No container may start before it is known whether CDI works, because the
-    /// container would run without its limits.
+    /// Reports why the agent does not register. No container may start before it is known whether CDI works, because
+    /// the container would run without its limits.
     fn undecided(&self, why: &str, report: &Result<Option<(String, bool)>, String>) {
         let runtime = match report {
             Err(why) => format!("container runtime not found: {why}"),

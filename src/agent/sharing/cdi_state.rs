@@ -1,4 +1,5 @@
-//! Applies what is known about CDI: without CDI no slot is free, and log, Node and `/readyz` say what to change.
+//! Applies what is known about CDI. Without CDI the node offers no free slot, and the log, an event on the Node and
+//! `/readyz` say what to change.
 
 use super::cdi_check::CdiCheckResult;
 use super::sharing_task::Sharing;
@@ -51,7 +52,7 @@ impl Sharing {
         self.counts.cdi_is(state);
     }
 
-    /// Starts a check whether the first containers have their devices.
+    /// Starts checks of whether the first containers have their devices.
     pub(super) fn check_first_containers(&mut self, bound: &[BoundContainer]) {
         let works = self.cdi.finding().is_some_and(decide::cdi::CdiFinding::works);
         // An init container may end before the check.
@@ -76,7 +77,8 @@ impl Sharing {
         let CdiCheckResult { key, pod, has } = result;
         self.cdi.has_checked(result);
         match has {
-            // This also counts after another container was seen without devices, for example before the runtime changed.
+            // One container with devices is enough, even if another container lacked its devices before, for example
+            // because the runtime's configuration was different then.
             Some(true) if self.cdi.has_devices() => {
                 tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
             }
@@ -91,8 +93,8 @@ impl Sharing {
     }
 
     /// Handles a container that runs without the devices of its ticket. Once this was seen in two namespaces, the node
-    /// offers no GPU, so that no other container starts this way, and every container with a ticket is checked. If the
-    /// runtime reports that its CDI is on, the report overrides the checks.
+    /// offers no GPU, so that no other container starts without its devices, and every container with a ticket is
+    /// checked. If the runtime reports that CDI is enabled, the report overrides the checks.
     fn handle_missing_devices(&mut self, key: &ContainerKey, pod: &PodRef) {
         if self.status.not_applied(&key.pod, pod) {
             self.counts.error(ErrorCounter::EditsNotApplied);

@@ -1,5 +1,5 @@
-//! The files of containers on this node: writes the files that a start needs, counts the files that pods write, and removes
-//! the files of pods that are gone.
+//! The files of containers on this node: writes the files that a start needs, counts the files that pods write, and
+//! removes the files of pods that are gone.
 
 use super::counts::Written;
 use super::emptier::Emptier;
@@ -26,12 +26,12 @@ use tokio::time::{Instant, sleep_until};
 
 /// Interval of the sweep for files of pods that are gone.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Time until the sweep after a pod is gone, and until the next try while there is no pod list yet.
+/// Time until the sweep after a pod is gone, and until the next attempt while there is no pod list yet.
 const SWEEP_SOON: Duration = Duration::from_secs(1);
-/// The most delivery results that wait for the owner: one for each pod of a node.
+/// The most delivery results that wait for the sharing task: one for each pod of a node.
 const MAX_UNREPORTED: usize = 128;
 
-/// The result of a device delivery: a failure, or, where a scheduler waits for the pod, also a success.
+/// The result of a device delivery. Every failure is reported, and a success only if a scheduler waits for the pod.
 #[derive(Debug)]
 pub(super) struct DeliveryResult {
     pub uid: PodUid,
@@ -55,7 +55,7 @@ pub(super) struct UnwrittenStart {
     pub awaited: bool,
 }
 
-/// An event for the owner.
+/// An event for the sharing task.
 #[derive(Debug)]
 pub(super) enum FilesEvent {
     /// A delivery has ended.
@@ -105,7 +105,7 @@ impl ContainerFiles {
         }
     }
 
-    /// Gives the allocator the claims, limits and tickets that the previous agent has given out.
+    /// Gives the allocator the claims, limits and tickets that the previous agent issued.
     pub(super) fn recall(&mut self, allocator: &mut NodeAllocator, state_dir: &Path) {
         let started = state_dir::started_pods(state_dir);
         let pods = started.pods.clone();
@@ -139,8 +139,8 @@ impl ContainerFiles {
         self.delivered.0.clone()
     }
 
-    /// Notes on disk that this pod starts. Without the note, after a restart of the agent and until the API server shows
-    /// this pod as running, another pod that claims the same memory could start.
+    /// Notes on disk that this pod starts. Without the note, if the agent restarts before the API server shows this pod
+    /// as running, another pod that claims the same memory could start.
     pub(super) fn note_start(&mut self, pod: &PodUid, disk: &OneAtDisk) {
         if let Err(error) = disk.write(|| self.starts.note(pod)) {
             tracing::warn!(%error, "cannot save that a pod has started; if the agent restarts now, it does not know that the pod runs");
@@ -205,8 +205,9 @@ impl ContainerFiles {
         }
     }
 
-    /// Moves the files of all pods and tickets except these into the trash, and, if `kept` is known, the folders of all
-    /// tickets except `kept`. Starts the emptier. Returns the tickets whose folders are gone.
+    /// Moves the files of all pods except `uids`, and of all tickets except `tickets`, into the trash. If `kept` is
+    /// known, also moves the folders of all tickets except `kept`. Starts the emptier. Returns the tickets whose
+    /// folders are gone.
     pub(super) async fn sweep(
         &mut self,
         uids: BTreeSet<PodUid>,
@@ -237,7 +238,7 @@ impl ContainerFiles {
 fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sender<DeliveryResult>) -> CallRefused {
     log_pod_event(&limits.pod, &PodEvent::NotDelivered { container: &limits.holder.container, error });
     let why = event_notes::not_delivered(&limits.holder.container, error);
-    // If the queue is full, the owner has enough failures to report already.
+    // If the queue is full, the sharing task already has enough failures to report.
     let _ = results.try_send(report(limits, Err(why.clone())));
     CallRefused(format!("{}: {why}", limits.pod))
 }
@@ -253,7 +254,7 @@ pub(super) fn log_delivered(bound: &BoundContainer, shared: bool, waited: Durati
     );
 }
 
-/// The result of a delivery that gives the kubelet its ticket.
+/// The delivery result of this container.
 pub(super) fn report(limits: &ContainerLimits, result: Result<(), String>) -> DeliveryResult {
     let (holder, pod) = (limits.holder.clone(), limits.pod.clone());
     DeliveryResult { uid: holder.pod, pod, container: holder.container, result }

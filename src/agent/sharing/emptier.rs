@@ -1,7 +1,7 @@
 //! Empties the trash on its own thread, which ends when nothing more can be removed.
 //!
-//! A container may leave a million files behind. Removing them takes a minute or more, so the owner does not wait for it,
-//! and the thread pauses often enough to leave starts the disk and the processor.
+//! A container may leave a million files behind. Removing them takes a minute or more, so the sharing task does not
+//! wait for it. The thread pauses often enough to leave disk and CPU time to container starts.
 
 use effects::delivery::{DeviceDelivery, EmptiedTrash};
 use model::observation::ErrorCounter;
@@ -50,8 +50,8 @@ struct Turns {
 }
 
 impl Turns {
-    /// Whether the thread starts now. Files that the last run left wait, unless more were added. Files that are added
-    /// while the thread runs count as more, because the thread may miss them.
+    /// Whether the thread starts now. Files that the last run could not remove wait for [`AGAIN`], unless more files
+    /// were added. Files that are added while the thread runs count as more, because the thread may miss them.
     fn starts(&mut self, more: bool, now: Instant) -> bool {
         self.more |= more;
         let too_soon = !self.more && self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < AGAIN);
@@ -78,12 +78,13 @@ impl Drop for Running {
 }
 
 impl Emptier {
-    /// Reports to this reporter the files that cannot be removed.
+    /// The emptier reports files that it cannot remove to this reporter.
     pub(super) fn new(reporter: Reporter) -> Emptier {
         Emptier { reporter, state: Arc::default() }
     }
 
-    /// Empties the trash, which is not empty. Files that the last run left wait, unless there is `more`.
+    /// Starts the thread that empties the trash. The caller has seen that the trash is not empty; `more` says whether
+    /// the caller has just added files. Files that the last run could not remove wait, unless there is `more`.
     pub(super) fn start(&mut self, delivery: &Arc<DeviceDelivery>, more: bool, now: Instant) {
         if !self.state.turns.lock().starts(more, now) {
             return;

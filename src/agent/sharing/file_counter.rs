@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 /// Pause between two counts. Most pods have only a few files.
 const COUNT: Duration = Duration::from_secs(60);
-/// Pause after each 1,024 entries, which take some milliseconds. Where pods keep the largest allowed number of files, a
-/// count uses a few percent of a processor and takes longer than a minute.
+/// Pause after each 1,024 entries, which take some milliseconds. If pods keep as many files as they are allowed, a
+/// count uses a few percent of a core and takes longer than a minute.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A pod, and the tickets whose folders belong to it.
@@ -89,7 +89,7 @@ impl FileCounter {
         Some(counts.files)
     }
 
-    /// Counts and logs pods with folders that the agent cannot enter. Such a pod does not count as beyond the limit,
+    /// Counts and logs pods with folders that the agent cannot enter. Such a pod does not count as over the limit,
     /// because the content of its folders is unknown; the operator must give the agent the missing capability.
     fn report_closed(&mut self, counts: &Counts) {
         let Some(pod) = &counts.first_closed else {

@@ -1,5 +1,5 @@
-//! Decodes the GPU pods of the pod list. The result for a pod is kept until the pod changes, because starts wait for
-//! this pass, and while a node fills, only one pod in sixty has changed.
+//! Decodes the GPU pods of the pod list. Container starts wait for this pass, so the result for a pod is kept until the
+//! pod changes: while a node fills up, only one pod in sixty has changed since the last pass.
 
 use model::gpu_pod::GpuPod;
 use model::id::NodeName;

@@ -1,5 +1,5 @@
-//! Makes the refusal of a start that has waited too long. The refusal names the container if a source knows it, and says
-//! what the agent was waiting for.
+//! Writes the error message of a start that has waited too long. The message names the container if a source knows it,
+//! and says what the agent was waiting for.
 
 use decide::allocator::WaitReason;
 use model::checkpoint::CheckpointEntry;
@@ -11,7 +11,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The holder of ids, according to the kubelet's checkpoint, its PodResources and the agent's list of pods together.
+/// The container that holds some slot ids, according to the kubelet's checkpoint, its PodResources API and the agent's
+/// list of pods together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TicketHolder {
     /// The pod's UID, if the checkpoint or the agent's list has it.

@@ -20,9 +20,9 @@ pub(super) type Holding = (PodUid, PodRef, GpuUuid);
 pub(crate) struct Missing(BTreeMap<Holding, Monotonic>);
 
 impl Missing {
-    /// Looks at a view, and returns the held devices that have been missing for long enough. `without` returns the devices
-    /// that running pods hold except the given ones. Without a driver no device counts as missing here, because the
-    /// driver's absence is reported elsewhere.
+    /// Looks at a view, and returns the held devices that have been missing for [`GONE_AFTER`]. `without` takes the
+    /// devices that the node lists, and returns the devices that running pods hold and the node does not list. Without
+    /// a driver no device counts as missing here, because the driver's absence is reported elsewhere.
     pub(super) fn look(
         &mut self,
         view: &NodeView,

@@ -12,7 +12,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use wire::resource::RequestRules;
 
-/// Pause between two passes over the pod list for which no call waits: a node that fills has a hundred changes a second.
+/// Pause between two passes over the pod list, unless a call waits for a pass. While a node fills up, the list changes
+/// a hundred times a second.
 const REST: Duration = Duration::from_millis(50);
 
 /// The pod list.
@@ -25,7 +26,8 @@ pub(super) struct NodePods {
     node: NodeName,
     /// The file that exists once a scheduler has placed pods here.
     served: PathBuf,
-    /// Until this time, a new list for which no call waits is not announced.
+    /// `changed` does not report a new list before this time. A call that waits uses `has_new`, which ignores the
+    /// pause.
     rests_until: Instant,
 }
 
@@ -41,7 +43,7 @@ impl NodePods {
 
     /// Waits until there is a list.
     pub(super) async fn is_known(&self) {
-        // The channel does not close before the owner ends.
+        // The channel does not close before the sharing task ends.
         let mut pods = self.pods.clone();
         let _ = pods.wait_for(Option::is_some).await.is_ok();
     }

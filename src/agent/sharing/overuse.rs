@@ -1,4 +1,5 @@
-//! Pods that use more GPU memory than they claim: writes their events, and evicts pods. `decide::eviction` decides when.
+//! Pods that use more GPU memory than they claim: writes their events, and evicts pods. `decide::eviction` decides
+//! when.
 
 use super::event_notes;
 use crate::event_log::{PodEvent, log_pod_event};

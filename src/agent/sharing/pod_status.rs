@@ -1,8 +1,9 @@
 //! Writes events and annotations on pods. An event tells the pod's owner why a container does not start. An annotation
 //! tells HAMi's scheduler that a pod has its GPUs or was refused. If no scheduler placed the pod, an annotation records
-//! the claim that the agent made. Each write runs in its own task, so that the kubelet's calls do not wait for it.
-//! The agent retries an annotation until it is written or the pod is gone, because the scheduler and later agents rely on
-//! it. It retries an event on a pod for about a minute; it tries events about GPU health, over-use and evictions once.
+//! the claim that the agent made. Each write runs in its own task, so that the kubelet's calls do not wait for it. The
+//! agent retries an annotation until it is written or the pod is gone, because the scheduler and later agents rely on
+//! it. It retries most events on pods for about a minute, but tries an event on a pod about GPU health, over-use or an
+//! eviction only once.
 
 use super::event_notes::{self, NOT_APPLIED, gpu_missing, too_much_written};
 use super::health::{GpuHealthWatch, HealthChange};
@@ -29,8 +30,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::{annotation_keys, bind, claim};
 
-/// Seconds before an event is tried again. Each event is decided only once, so one failed try must not lose it. If the
-/// API server is unreachable for more than about a minute, the event is lost; the log has it.
+/// Seconds before each new attempt to write an event. An event is made only once, so one failed attempt must not lose
+/// it. If the API server stays unreachable for more than about a minute, the event is lost, but the log has it.
 const EVENT_PAUSES: [u64; 4] = [1, 4, 15, 60];
 
 /// Writes events and annotations on pods, and remembers which were written.
@@ -50,7 +51,7 @@ pub(crate) struct PodStatusWriter {
     /// The health of the GPUs at the last view.
     watched: GpuHealthWatch,
     unwritten: PendingPodWrites,
-    /// The results of tries to write on pods.
+    /// The results of attempts to write on pods.
     ended: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
 }
 
@@ -89,7 +90,7 @@ impl PodStatusWriter {
         self.unwritten.forget(&here);
     }
 
-    /// Waits until a write is due or a try has ended, and handles it.
+    /// Waits until a write is due or an attempt has ended, and handles it.
     pub(super) async fn turn(&mut self) {
         let next = self.unwritten.next();
         let until = next.map(|at| at.since(clock::monotonic())).unwrap_or_default();
@@ -106,7 +107,7 @@ impl PodStatusWriter {
         }
     }
 
-    /// Handles the result of a try.
+    /// Handles the result of an attempt.
     fn has_ended(&mut self, ended: &Ended) {
         let Ended { write, outcome, why } = ended;
         let (pod, what) = (&write.pod, meaning(write.kind));
@@ -127,7 +128,7 @@ impl PodStatusWriter {
         self.write();
     }
 
-    /// The UID by which the API server knows the pod that the kubelet knows by `of`.
+    /// The API server's UID of the pod that the kubelet knows as `of`. The two differ for a static pod.
     fn at_server(&self, of: &PodUid) -> PodUid {
         self.mirrors.get(of).unwrap_or(of).clone()
     }
@@ -158,8 +159,8 @@ impl PodStatusWriter {
         }
     }
 
-    /// Handles a pod that an extender has placed and that finds no room for its claim. After a while the pod gets the mark
-    /// for eviction.
+    /// Handles a pod that an extender has placed and that finds no room for its claim. After a while the pod gets the
+    /// mark for eviction.
     pub(super) fn finds_no_room(&mut self, names: (&PodUid, &PodRef), why: &Refusal) {
         if self.sent.finds_no_room(names.0, clock::monotonic()) {
             log_pod_event(names.1, &PodEvent::NoRoom);
@@ -205,15 +206,16 @@ impl PodStatusWriter {
         true
     }
 
-    /// Handles a pod that runs without the CDI edits of its containers: writes an event and the mark for eviction. Returns
-    /// whether this is new.
+    /// Handles a pod that runs without the CDI edits of its containers: writes an event and the mark for eviction.
+    /// Returns whether this is new.
     pub(super) fn not_applied(&mut self, uid: &PodUid, pod: &PodRef) -> bool {
         const REASON: &str = "LimitsNotApplied";
         self.mark_once((uid, pod), REASON, NOT_APPLIED.into())
     }
 
-    /// Handles a pod that has written more into its folders than it may: writes an event and the mark for eviction once.
-    /// If evictions are switched on, tries to evict the pod each time, because a disruption budget may forbid it for now.
+    /// Handles a pod that has written more into its folders than it may: writes an event and the mark for eviction
+    /// once. If evictions are switched on, tries to evict the pod each time, because a disruption budget may forbid it
+    /// for now.
     pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, limit: Bytes) {
         const REASON: &str = "TooMuchWritten";
         let note = too_much_written(files, limit);
@@ -306,7 +308,8 @@ impl PodStatusWriter {
         tokio::spawn(async move { node_event(&api, &own, &event).await });
     }
 
-    /// Writes an event on a pod of which the driver names a process in an error: one event for each kind of error.
+    /// Writes an event on a pod if the driver names one of its processes in an error. A pod gets one event for each
+    /// error code.
     fn driver_error(&mut self, pod: (&PodUid, &PodRef), code: u32, note: String) {
         self.event_once(pod, &Arc::from(format!("xid {code}")), "GpuDriverError", note);
     }
@@ -337,7 +340,7 @@ impl PodStatusWriter {
         self.phases.expect(clock::monotonic());
     }
 
-    /// Whether the owner must look in the checkpoint for pods that a scheduler waits for.
+    /// Whether the sharing task must look in the checkpoint for pods that a scheduler waits for.
     pub(super) fn looks_for_admitted(&self) -> bool {
         self.phases.reads_checkpoint(clock::monotonic())
     }
@@ -347,7 +350,8 @@ impl PodStatusWriter {
         self.phases.is_awaited(pod.cgroup_uid(), phase(pod))
     }
 
-    /// The pods of this list that HAMi's scheduler waits for. If there is none, the owner need not look for them.
+    /// The pods of this list that HAMi's scheduler waits for. If there are none, the sharing task stops looking in the
+    /// checkpoint.
     pub(super) fn awaited<'a>(&mut self, pods: &'a PodList) -> Vec<&'a Pod> {
         let awaited: Vec<&Pod> = pods.pods.iter().map(AsRef::as_ref).filter(|pod| self.is_awaited(pod)).collect();
         if awaited.is_empty() {
@@ -356,8 +360,8 @@ impl PodStatusWriter {
         awaited
     }
 
-    /// Tells HAMi's scheduler that a container of this pod may not start. The scheduler places no other pod here until it
-    /// knows this.
+    /// Tells HAMi's scheduler that a container of this pod may not start. The scheduler places no other pod here until
+    /// it knows this.
     pub(super) fn unfilled(&mut self, pod: &Pod) {
         if let Some(write) = self.phases.refused(pod.cgroup_uid(), phase(pod)) {
             self.tell_scheduler(pod, write);
@@ -388,8 +392,8 @@ impl PodStatusWriter {
         self.write_until_done(PodWriteKind::Lock, names, AnnotationChanges::new());
     }
 
-    /// Writes the claim of a pod that got device shares and that no scheduler placed. The claim stands where a scheduler
-    /// would have written it, with a mark that the agent placed the pod.
+    /// Writes the claim of a pod that got device shares although no scheduler placed it. The claim is in the annotation
+    /// in which a scheduler would have written it. Another annotation says that the agent placed the pod.
     pub(super) fn shared(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
         match claim::encode(annotation_keys::ALLOCATED, claim) {
             Ok(text) => {
@@ -426,7 +430,7 @@ fn phase(pod: &Pod) -> Option<BindPhase> {
     bind::decode_phase(pod.annotation(annotation_keys::BIND_PHASE)?).ok()
 }
 
-/// The content of a write, and the consequence while it is missing.
+/// What a write says, and what happens until it is written.
 fn meaning(kind: PodWriteKind) -> &'static str {
     match kind {
         PodWriteKind::Claim => "which devices this pod has; schedulers assume others or none meanwhile",

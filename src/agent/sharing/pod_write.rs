@@ -8,7 +8,7 @@ use model::id::PodRef;
 use tokio::sync::mpsc;
 use wire::{annotation_keys, node_lock};
 
-/// The result of a try.
+/// The result of an attempt.
 #[derive(Debug)]
 pub(crate) struct Ended {
     /// The write that was tried.
@@ -49,8 +49,8 @@ fn outcome(error: &ApiError) -> PodWriteOutcome {
     }
 }
 
-/// Removes the node lock from this agent's Node if the lock belongs to this pod and has not changed since it was read. If
-/// it has changed, the try fails, and the next try reads the lock again.
+/// Removes the node lock from this agent's Node if the lock belongs to this pod and has not changed since it was read.
+/// If it has changed, the attempt fails, and the next attempt reads the lock again.
 async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(), String> {
     let seen = own.read_now().await.map_err(|error| error.to_string())?;
     let Some(text) = seen.annotation(annotation_keys::NODE_LOCK) else { return Ok(()) };
@@ -102,7 +102,8 @@ mod tests {
         }
     }
 
-    /// The cache may lag behind this pod's scheduler, which has just taken the lock, or behind another scheduler.
+    /// A cache may not show yet that a scheduler has just taken the lock for this pod, or may still show the lock of
+    /// another pod.
     #[tokio::test]
     async fn the_current_lock_is_released_even_if_a_cache_shows_an_older_one() {
         const OTHER_LOCK: &str = "2026-11-21T10:21:47Z,ml,other";

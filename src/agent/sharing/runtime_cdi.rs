@@ -1,4 +1,5 @@
-//! Whether containers of this node get their devices by CDI: the findings, and the checks of the first containers.
+//! Finds out whether containers of this node get their devices by CDI: keeps the findings, and checks the first
+//! containers.
 
 use super::cdi_check::{self, CdiCheckResult, CdiChecks};
 use decide::cdi::{CdiFinding, NodeCdi};
@@ -27,7 +28,7 @@ pub(super) struct RuntimeCdi {
     state_dir: PathBuf,
 }
 
-/// The sources in which a check finds a container.
+/// The sources that a check reads to find a container.
 #[derive(Clone, Debug)]
 pub(super) struct CheckSources {
     /// The paths of the host's `/proc` and cgroups.
@@ -38,7 +39,7 @@ pub(super) struct CheckSources {
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
 }
 
-/// An event for the owner.
+/// An event for the sharing task.
 #[derive(Debug)]
 pub(super) enum CdiEvent {
     /// The knowledge about CDI has changed.
@@ -55,12 +56,12 @@ impl RuntimeCdi {
         RuntimeCdi { known, changes, finding: None, results, checks: CdiChecks::default(), seen, state_dir }
     }
 
-    /// Takes the answers of the API server and the runtime.
+    /// The sender for the answers of the API server and the runtime.
     pub(super) fn sender(&self) -> watch::Sender<NodeCdi> {
         self.known.clone()
     }
 
-    /// What is known, with each change.
+    /// Receives what is known about CDI, and each change of it.
     pub(super) fn watch(&self) -> watch::Receiver<NodeCdi> {
         self.changes.clone()
     }
@@ -72,12 +73,12 @@ impl RuntimeCdi {
 
     /// Waits until it is known whether containers get their devices by CDI.
     pub(super) async fn is_known(&self) {
-        // The channel does not close before the owner ends.
+        // The channel does not close before the sharing task ends.
         let mut known = self.changes.clone();
         let _ = known.wait_for(|cdi| cdi.finding().is_some()).await.is_ok();
     }
 
-    /// Waits for the next event. Neither channel closes before the owner ends.
+    /// Waits for the next event. Neither channel closes before the sharing task ends.
     pub(super) async fn next(&mut self) -> Option<CdiEvent> {
         tokio::select! {
             changed = self.changes.changed() => changed.ok().map(|()| CdiEvent::Known),
@@ -85,7 +86,8 @@ impl RuntimeCdi {
         }
     }
 
-    /// Whether it is known that CDI works. An agent that waits for its turn has no finding in force yet.
+    /// Whether it is known that CDI works. This reads the newest finding, because an agent that waits for its turn has
+    /// no finding in force yet.
     pub(super) fn works(&self) -> bool {
         self.changes.borrow().finding().is_some_and(|finding| finding.works())
     }
@@ -157,8 +159,8 @@ impl RuntimeCdi {
         first
     }
 
-    /// Records that a container of this pod was seen without its devices. After enough such containers, the runtime counts
-    /// as one that ignores CDI devices, unless it reports that its CDI is on.
+    /// Records that a container of this pod was seen without its devices. After enough such containers, the runtime
+    /// counts as one that ignores CDI devices, unless it reports that CDI is enabled.
     pub(super) fn lacks_devices(&mut self, pod: &PodRef) {
         let doubtful = self.finding.as_ref().is_some_and(|finding| finding.works() && !finding.announced);
         if self.checks.lacks(pod) && doubtful {

@@ -1,15 +1,16 @@
-//! Runs an agent that shares GPUs, from start to end: it waits for its turn while another agent runs, serves the kubelet,
-//! and hands over to the next agent.
+//! Runs an agent that shares GPUs, from start to end: it waits for its turn while another agent runs, serves the
+//! kubelet, and hands over to the next agent.
 //!
 //! ```text
-//!   first ──────────────────────────────────────▶ recall ──▶ owner runs ──┐
-//!   behind: prepare ─▶ previous agent closes ─┬─▶ turn ──▶ recall ─▶ ...  ├─▶ closing: tell the next agent, answer
-//!                                             └─▶ register with kubelet   ┘   open calls, end connections and owner
+//!   first ─────────────────────────────────▶ recall ──▶ sharing task runs ─┐
+//!   behind: prepare ─▶ previous agent closes ─┬─▶ turn ──▶ recall ─▶ ...   ├─▶ closing: tell the next agent, answer
+//!                                             └─▶ register with kubelet    ┘   open calls, end connections and task
 //! ```
 //!
-//! If the kubelet calls before the owner runs, the call waits for the owner.
+//! If the kubelet calls before the sharing task runs, the call waits for the task.
 //!
-//! What must never happen here: two owners of one state directory; a registration before it is known whether CDI works.
+//! What must never happen here: two sharing tasks that use one state directory; a registration before it is known
+//! whether CDI works.
 
 use super::cdi_finder::CdiFinder;
 use super::host::HostWatcher;
@@ -33,11 +34,11 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// The longest wait for a registration while the previous agent is still registered; it usually takes some tens of
+/// How long this agent may take to register while the previous agent is still registered; it usually takes some tens of
 /// milliseconds. After this time the previous agent ends first.
 const REGISTERS_WITHIN: Duration = Duration::from_millis(1500);
-/// How long a stopping agent waits for the keeper. The files that the next agent reads are written within milliseconds,
-/// unless the disk hangs.
+/// How long a stopping agent waits for the ticket writer (`Keeper`). The files that the next agent reads are written
+/// within milliseconds, unless the disk hangs.
 const KEPT_WITHIN: Duration = Duration::from_secs(2);
 
 /// How sharing runs and ends together with the whole program.
@@ -65,8 +66,9 @@ impl Run {
         Run { closing, closed, stop, progress, served, alone, followed: Arc::default(), beside: Arc::default() }
     }
 
-    /// Waits until this agent has to stop and may stop before its turn. If it registered beside the previous agent, it must
-    /// take its turn first: the kubelet already calls this agent, and learns that it ends only from its last device list.
+    /// Waits until this agent has to stop and may stop before its turn. If it registered beside the previous agent, it
+    /// must take its turn first: the kubelet already calls this agent, and only this agent's last device list tells the
+    /// kubelet that the agent ends.
     async fn stops_before_its_turn(&self) {
         self.closing.cancelled().await;
         if self.beside.load(Ordering::Relaxed) {
@@ -86,7 +88,7 @@ pub(super) struct Serving {
     pub kubelet: (ApiConnection, NodeName),
 }
 
-/// Runs the owner from this agent's turn to the end.
+/// Runs the sharing task from this agent's turn to the end.
 pub(super) async fn owning(
     mut owner: Sharing,
     (finder, mut watcher): (CdiFinder, HostWatcher),
@@ -114,7 +116,7 @@ pub(super) async fn owning(
         () = run.stops_before_its_turn() => return Ok(()),
         turn = begins => turn?,
     };
-    // An agent that is already stopping must not ask for pods: the stream would report to the leader that it serves.
+    // A stopping agent must not set `Shares`: the stream would then report to the leader that this node serves pods.
     if !run.closing.is_cancelled() {
         run.progress.send_replace(Progress::Shares);
     }
@@ -122,14 +124,15 @@ pub(super) async fn owning(
     // `stop` ends the work once the kubelet's calls are answered.
     let work = async { tokio::join!(owner.run(run.stop.clone()), watcher.run(run.stop.clone())).0 };
     let keeper = tokio::select! { keeper = work => keeper, () = hands_over(&turn, &run) => return Ok(()) };
-    // The next agent reads the files, so the turn ends when the last line is written, or after `KEPT_WITHIN`.
+    // The next agent reads the ticket files, so keep the turn until they are all written, or until `KEPT_WITHIN` is
+    // over.
     let _ = timeout(KEPT_WITHIN, keeper.end()).await;
     drop(turn);
     Ok(())
 }
 
-/// Prepares everything, waits for the end of the previous agent, and starts the registration: before the previous agent
-/// ends if it is known how the kubelet handles a second connection, otherwise right after its end.
+/// Prepares everything, waits until the previous agent is about to end, and starts the registration. If it is known how
+/// the kubelet handles a second connection, this agent registers before the previous agent ends, otherwise right after.
 async fn follow(
     (owner, watcher): (&mut Sharing, &mut HostWatcher),
     (queue, kubelet): (AgentQueue, (ApiConnection, NodeName)),
@@ -211,7 +214,7 @@ pub(super) async fn serving(
             }
             changes
         });
-        // A plugin without devices would make the kubelet write a capacity of 0, as for a broken plugin.
+        // If a plugin registers without devices, the kubelet writes a capacity of 0, as for a broken plugin.
         if list.wait_for(|list| !list.is_empty()).await.is_err() {
             return Ok(None);
         }
@@ -236,8 +239,8 @@ pub(super) async fn serving(
 }
 
 /// Fails if another plugin serves the resource. An agent with the same state directory waits for its turn, but an agent
-/// with another state directory would replace this agent's sockets, and this agent would replace the other's. Two plugins
-/// of one resource take it from each other until the kubelet has neither.
+/// with another state directory would replace this agent's sockets, and this agent would replace the other's. Two
+/// plugins that serve one resource replace each other until the kubelet has neither.
 async fn refuse_others(settings: &plugin::Settings) -> io::Result<()> {
     if let Some(second) = plugin::find_second(&settings.socket_paths()).await {
         return Err(second.into());

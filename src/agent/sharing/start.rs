@@ -43,16 +43,16 @@ const REGISTRY: &str = "plugins_registry";
 /// The file in the state directory that exists once a scheduler has placed pods here.
 const SERVED: &str = "served-by-scheduler";
 
-/// The parts of sharing: the owner, the host watcher, and the server that the kubelet calls.
+/// The parts of sharing: the sharing task, the host watcher, and the server that the kubelet calls.
 pub(crate) struct Opened {
-    /// The owner of the state.
+    /// The sharing task.
     pub owner: Sharing,
     finder: CdiFinder,
     watcher: HostWatcher,
     serving: Serving,
-    /// Sends the owner the GPUs that an operator keeps from new containers.
+    /// Sends the sharing task the GPUs that an operator keeps from new containers.
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
-    /// Sends the owner the state of the chart's policies.
+    /// Sends the sharing task the state of the chart's policies.
     pub guards: watch::Sender<Guards>,
 }
 
@@ -144,7 +144,7 @@ fn allocator(settings: &AgentSettings, served: &Path) -> NodeAllocator {
     allocator
 }
 
-/// Makes the host watcher. Simulated GPUs need nothing from the host, and no container runtime knows them.
+/// Makes the host watcher. Simulated GPUs need nothing from the host or from its container runtime.
 fn watcher(settings: &AgentSettings) -> Result<HostWatcher, String> {
     let sharing = &settings.sharing;
     let simulated = matches!(settings.sources.gpus, Gpus::Simulated { .. });
@@ -162,7 +162,7 @@ fn watcher(settings: &AgentSettings) -> Result<HostWatcher, String> {
 /// folder that only this user may enter, and a container's root user can close a folder to everyone.
 fn warn_of_closed_folders() {
     let sets = rustix::thread::capabilities(None);
-    // Without a report of the kernel, no capability is known to be missing.
+    // If the kernel does not report the capabilities, there is nothing to warn about.
     if sets.is_ok_and(|sets| !opens_all_folders(sets.effective)) {
         tracing::warn!(
             "with --limiter-library, containers write into folders on the node; without CAP_DAC_OVERRIDE and CAP_FOWNER, the agent \
@@ -176,7 +176,7 @@ fn opens_all_folders(effective: CapabilitySet) -> bool {
 }
 
 impl Opened {
-    /// The two tasks: the owner, and the server that registers with the kubelet and serves it.
+    /// The two tasks: the sharing task, and the server that registers with the kubelet and serves it.
     pub(crate) fn split(
         self,
         run: Run,

@@ -1,4 +1,5 @@
-//! Issues tickets for the kubelet, passes them to the ticket writer, and lets the files of their containers be prefetched.
+//! Issues tickets for the kubelet, passes them to the ticket writer, and starts the prefetch of their containers'
+//! files.
 
 use super::prefetch::{BackgroundResult, SpecPrefetcher};
 use super::ticket_writer::Keeper;
@@ -20,7 +21,7 @@ pub(super) struct TicketIssuer {
     prefetcher: SpecPrefetcher,
 }
 
-/// A request of the prefetch to the owner.
+/// What the prefetch needs from the sharing task.
 #[derive(Debug)]
 pub(super) enum PrefetchEvent {
     /// The checkpoint must be read.
@@ -36,7 +37,7 @@ impl TicketIssuer {
         TicketIssuer { keeper, recent, prefetcher: SpecPrefetcher::default() }
     }
 
-    /// Registers a ticket that the kubelet has received, and expects the start of its container.
+    /// Registers a ticket that the kubelet has received, and prepares for the start of its container.
     pub(super) fn give(&mut self, allocator: &mut NodeAllocator, ticket: &Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         self.prefetcher.given(ticket, Instant::now());
         self.issue(allocator, ticket, ids)
@@ -60,7 +61,7 @@ impl TicketIssuer {
         self.keeper.journal.continues(journal);
     }
 
-    /// The tickets that may still get a holder; `None` while every ticket may.
+    /// The tickets that may still get a holder; `None` while every ticket may still get one.
     pub(super) fn young(&mut self) -> Option<BTreeSet<Ticket>> {
         self.recent.young(clock::monotonic())
     }
@@ -85,7 +86,7 @@ impl TicketIssuer {
         self.keeper
     }
 
-    /// Waits until the prefetch needs the owner.
+    /// Waits until the prefetch needs the sharing task.
     pub(super) async fn next(&mut self) -> PrefetchEvent {
         let due = self.prefetcher.due();
         tokio::select! {

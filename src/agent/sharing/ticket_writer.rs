@@ -1,5 +1,5 @@
-//! Writes tickets to their folders on one thread, in the order of the changes. This way an older state of a ticket never
-//! replaces a newer state, and neither the kubelet nor the owner waits for the disk.
+//! Writes tickets to their folders on one thread, in the order of the changes. This way an older state of a ticket
+//! never replaces a newer state, and neither the kubelet nor the sharing task waits for the disk.
 
 use effects::delivery::{DeliveryError, TicketFolders};
 use effects::plugin::TicketJournal;

@@ -4,7 +4,7 @@ use crate::settings::Topology;
 use sources::kubelet_config::{self, KubeletConfigError};
 use std::path::Path;
 
-/// The policy of the setting, else of the kubelet's file, else none.
+/// The policy from the setting, else from the kubelet's file, else none.
 pub(super) fn read(setting: Option<Topology>, kubelet_root: &Path) -> Topology {
     let policy = setting.or_else(|| of_file(kubelet_root)).unwrap_or(Topology::None);
     if policy == Topology::Aligned {
@@ -19,7 +19,8 @@ fn of_file(kubelet_root: &Path) -> Option<Topology> {
     let path = kubelet_root.join(kubelet_config::FILE);
     let word = match kubelet_config::topology_policy(kubelet_root) {
         Ok(word) => word?,
-        // The chart does not mount this single file: if the file is missing, the mount would create a folder of that name.
+        // The chart does not mount this file, because on a node without the file the mount would create a folder of
+        // that name.
         Err(KubeletConfigError::Unread(error)) => {
             tracing::info!(
                 file = %path.display(), %error,

@@ -1,14 +1,15 @@
-//! Lets one agent at a time share the GPUs of a node. An upgrade starts the next agent before the previous agent has ended,
-//! and the next agent waits here. Otherwise the kubelet would replace one plugin with the other, and when the kubelet ends
-//! the older registration, the newer one ends too.
+//! Lets one agent at a time share the GPUs of a node. An upgrade starts the next agent before the previous agent has
+//! ended, and the next agent waits here. Otherwise the kubelet would replace one plugin with the other, and when the
+//! kubelet ends the older registration, the newer one ends too.
 //!
 //! ```text
 //!   previous agent   shares-gpus: exclusive ── stop ─▶ shared ── the kubelet's calls answered, all closed ─▶ free
 //!   next agent       next-shares-gpus: exclusive, prepares ─▶ shared: ready ─────────────▶ shares-gpus: exclusive
 //! ```
 //!
-//! The agents use file locks on two empty files in the state directory. A lock ends with its process, however the process
-//! ends. An agent of an older release that knows only the first file can still be the previous or the next agent.
+//! The agents use file locks on two empty files in the state directory. A lock ends with its process, however the
+//! process ends. An agent of an older release that knows only the first file can still be the previous or the next
+//! agent.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -20,13 +21,13 @@ use tokio::time::{Instant, sleep};
 const FILE: &str = "shares-gpus";
 /// The file that the next agent keeps locked.
 const NEXT: &str = "next-shares-gpus";
-/// Pause between two tries to lock while the other agent keeps running.
+/// Pause between two attempts to lock while the other agent keeps running.
 const POLL: Duration = Duration::from_millis(50);
-/// Pause between two tries to lock while the other agent is about to end: the kubelet fails every GPU pod that arrives in
-/// between.
+/// Pause between two attempts to lock while the other agent is about to end. It is short, because the kubelet fails
+/// every GPU pod that arrives while no agent has the lock.
 const POLL_OFTEN: Duration = Duration::from_millis(2);
-/// How long this agent waits until the next agent is ready to take over: the next agent registers within some tens of
-/// milliseconds.
+/// How long this agent waits until the next agent is ready to take over. The next agent usually registers within some
+/// tens of milliseconds.
 const READY_WITHIN: Duration = Duration::from_secs(2);
 
 /// The place of an agent when it starts.
@@ -115,8 +116,8 @@ impl AgentQueue {
 }
 
 impl AgentTurn {
-    /// Tells the next agent, if there is one, that this agent is about to close, and waits until the next agent is ready or
-    /// `READY_WITHIN` is over. Returns whether there is a next agent.
+    /// Tells the next agent, if there is one, that this agent is about to close, and waits until the next agent is
+    /// ready or `READY_WITHIN` is over. Returns whether there is a next agent.
     pub(super) async fn hand_over(&self) -> bool {
         let Ok(next) = open(&self.next) else { return false };
         let is_free = || lock(&next, File::try_lock_shared).unwrap_or(true);

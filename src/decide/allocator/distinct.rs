@@ -29,7 +29,7 @@ impl NodeAllocator {
         Ok(bound)
     }
 
-    /// A GPU that is named more than once in `devices`, and how often, if that is not allowed.
+    /// A GPU that `devices` names more than once, and how often; `None` if there is no such GPU or if it is allowed.
     fn repeated<'a>(&self, devices: &'a [DeviceLimits]) -> Option<(&'a GpuUuid, usize)> {
         if self.policy.same_gpu_twice {
             return None;

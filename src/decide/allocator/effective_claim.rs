@@ -31,8 +31,8 @@ impl<'a> EffectiveClaim<'a> {
 }
 
 impl NodeAllocator {
-    /// The claim that holds for a pod: the devices that its containers really have, else the claim in its annotation,
-    /// else the one that this agent made.
+    /// The claim that holds for a pod: the devices that its containers really have; without these, the claim in its
+    /// annotation; without that, the claim that this agent made.
     pub(super) fn effective_claim<'a>(&'a self, gpu_pod: &'a GpuPod) -> EffectiveClaim<'a> {
         if let Some(moved) = self.claims.moved.get(&gpu_pod.uid) {
             return EffectiveClaim::Given(moved);
@@ -46,8 +46,8 @@ impl NodeAllocator {
         }
     }
 
-    /// Writes into the ledger what a pod holds now. The allocator calls it after every change of the pod, its start or
-    /// its claim.
+    /// Writes into the ledger what a pod holds now. The allocator calls it after every change of the pod or its claim,
+    /// and when the pod starts.
     pub(super) fn enter(&mut self, uid: &PodUid) {
         let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.finished) else {
             self.ledger.remove(uid);

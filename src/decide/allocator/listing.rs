@@ -1,10 +1,11 @@
-//! Judges starts by the kubelet's PodResources service when the checkpoint cannot be read. The service lists the
-//! containers that hold ids, by pod name and without tickets. Together with the issued tickets, in order, this is
-//! enough where only one assignment is possible.
+//! Uses the kubelet's PodResources service to decide about a start when the checkpoint cannot be read. The service
+//! lists the pod and container that hold each set of ids, but no tickets. The agent also knows the order in which it
+//! issued the tickets for a set of ids. It decides only if exactly one assignment of tickets to containers is possible.
 //!
-//! The kubelet lists no init containers that have ended or will end. An app container takes over the ids of init
-//! containers that requested as many slots, and each of these had its own `Allocate` before. So the last tickets of a
-//! set of ids belong to these init containers, in the order of the pod's spec, and then to the listed container.
+//! PodResources does not list init containers that run to an end. An app container reuses the ids of init containers
+//! that requested the same number of slots, and the kubelet called `Allocate` for each of these first. So the last
+//! tickets for a set of ids belong to these init containers, in the order of the pod's spec, and then to the listed
+//! container.
 
 use super::start::{StartVerdict, WaitReason};
 use super::state::NodeAllocator;
@@ -28,8 +29,8 @@ pub struct HolderDisagreement {
 }
 
 impl NodeAllocator {
-    /// Judges a start by what PodResources lists of the agent's resource now. It never refuses because information is
-    /// missing.
+    /// Decides about a start by the current PodResources list of the agent's resource. If information is missing, the
+    /// start waits; it is never refused for that.
     pub fn start_by_listing(&mut self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> StartVerdict {
         let Some(rows) = self.rows_of(ids, listed) else { return StartVerdict::Wait(WaitReason::Checkpoint) };
         let mut checkpoint = rows.clone();
@@ -68,7 +69,7 @@ impl NodeAllocator {
         found.into_iter().collect()
     }
 
-    /// The rows that the checkpoint must have for these ids; `None` where that is not certain.
+    /// The rows that the checkpoint must have for these ids; `None` if they are not certain.
     fn rows_of(&self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> Option<Vec<CheckpointEntry>> {
         let id_set: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
         let gpu_pod = self.only_pod_of(&id_set, listed)?;
@@ -89,7 +90,7 @@ impl NodeAllocator {
             pod: gpu_pod.uid.clone(),
             container: request.container.clone(),
         };
-        // Init containers that may have had these ids, without those that are known to have had others.
+        // Init containers that may have had these ids: not those that are known to have had other ids.
         let elsewhere = |holder: &ContainerKey| {
             self.tickets.held_by(holder).is_some_and(|known| issued.iter().all(|one| one.ticket != known.ticket))
         };
@@ -97,7 +98,8 @@ impl NodeAllocator {
             .iter()
             .filter(|request| request.role == ContainerRole::Init && request.slots as usize == id_set.len());
         let mut holders: Vec<ContainerKey> = before.map(key).filter(|holder| !elsewhere(holder)).collect();
-        // The last ticket is that of the listed container; if it is the only one, no other container had these ids.
+        // The last ticket belongs to the listed container. If there is only one ticket, no init container had these
+        // ids.
         if issued.len() == 1 {
             holders.clear();
         }
@@ -106,7 +108,7 @@ impl NodeAllocator {
             issued.holder.as_ref().is_none_or(|known| known == holder)
                 && self.tickets.held_by(holder).is_none_or(|known| known.ticket == issued.ticket)
         };
-        // Earlier tickets were for pods that the kubelet gave up during admission.
+        // Earlier tickets belonged to pods that the kubelet dropped during admission.
         let issued = &issued[issued.len().checked_sub(holders.len())?..];
         if !issued.iter().zip(&holders).all(agrees) {
             return None;

@@ -39,10 +39,11 @@ impl NodeAllocator {
         }
     }
 
-    /// The device shares of `own`, moved to where the kubelet's slots are. A device share stays if the kubelet chose
-    /// its device or a device on the same NUMA node, because the scheduler decides which device of a NUMA node a
-    /// container gets. The others take the devices that are left, in order. `None` if all device shares can stay, if
-    /// the kubelet chose fewer different devices than the claim names or another number of slots, or if a slot cannot be read.
+    /// Moves the device shares `own` to the devices of the kubelet's slots. A share stays if the kubelet chose its
+    /// device or another device on the same NUMA node, because the scheduler decides which device of a NUMA node a
+    /// container gets. The other shares move to the kubelet's remaining devices, in order. Returns `None` if all shares
+    /// can stay, if the kubelet chose another number of slots or fewer different devices than the claim names, or if a
+    /// slot id cannot be read.
     fn moved_to_kubelet_choice(&self, own: &[DeviceShare], ids: &[Arc<str>]) -> Option<Vec<DeviceShare>> {
         let slots: Option<Vec<Slot>> = ids.iter().map(|id| Slot::parse(id)).collect();
         let mut left: Vec<GpuUuid> = slots?.into_iter().map(|slot| slot.device).collect();
@@ -76,10 +77,11 @@ impl NodeAllocator {
         moved.collect()
     }
 
-    /// Makes `moved` the claim of container `at` of a pod. Returns whether it did: only if the pod accepts any GPU, and the
-    /// devices are healthy and have room for the claim after the move.
+    /// Makes `moved` the claim of container `at` of a pod, if the pod does not state which GPUs it accepts, and the
+    /// devices are healthy and have room for the claim. Returns whether the claim was moved.
     fn move_claim(&mut self, (uid, at): (&PodUid, usize), moved: &[DeviceShare]) -> bool {
-        // The agent does not check which GPUs a pod accepts: the scheduler's choice is right, and other devices may be wrong.
+        // Only the scheduler checks which GPUs a pod accepts. If a pod states them, its claim stays: other devices may
+        // be wrong.
         let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.chooses_gpus) else { return false };
         let Some(mut claim) = self.claim(uid) else { return false };
         let Some(own) = claim.get_mut(at) else { return false };
@@ -88,7 +90,7 @@ impl NodeAllocator {
         if !moved.iter().all(healthy) || !self.has_room(gpu_pod, &claim) {
             return false;
         }
-        // Of a started pod, only the devices of this container change.
+        // In a started pod, only the devices of this container change.
         if let Some(kept) = self.claims.given.get_mut(uid).and_then(|kept| kept.get_mut(at)) {
             *kept = moved.to_vec();
         }
@@ -104,15 +106,15 @@ impl NodeAllocator {
         self.effective_claim(self.pods.by_uid.get(uid)?).given().cloned()
     }
 
-    /// Whether every device of this claim has room for it alongside all other claims, or is at least claimed no more than
-    /// before.
+    /// Whether every device of this claim has room for it alongside all other claims, or the claims on the device at
+    /// least do not grow.
     fn has_room(&self, moves: &GpuPod, claim: &Claim) -> bool {
         let devices: BTreeSet<&GpuUuid> = claim.iter().flatten().map(|device_share| &device_share.device).collect();
         devices.into_iter().all(|device| {
             let Some(gpu) = self.devices.get(device) else { return false };
             let (mut before, mut after) = (DeviceDemand::default(), DeviceDemand::default());
             let (mut clashed, mut clashes) = (0_u32, 0_u32);
-            // The other pods take nothing of this device, before or after the move.
+            // Only these pods use the device, before or after the move.
             let pods: BTreeSet<&PodUid> = self.ledger.pods_on(device).chain([&moves.uid]).collect();
             for uid in pods {
                 let Some(held) = self.ledger.get(uid) else { continue };

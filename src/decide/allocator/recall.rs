@@ -19,8 +19,8 @@ impl NodeAllocator {
         }
     }
 
-    /// Restores the limits files of containers of such pods. The files count even if the claim on the pod has changed
-    /// since.
+    /// Restores the limits files of the containers of started pods. The device shares in them count even if the claim
+    /// on the pod has changed since.
     pub fn recall_limits(&mut self, limits: Vec<ContainerLimits>) {
         for one in limits {
             let mut device_shares = one.device_shares();
@@ -32,9 +32,9 @@ impl NodeAllocator {
         }
     }
 
-    /// Stores what a started pod holds: the device shares in the limits files of its containers, or, where there is no
-    /// such file, the claim on the pod. If a pod has no claim, but the checkpoint holds this agent's answers for it, an
-    /// earlier process made its claim; that claim must still be written on the pod.
+    /// Stores what a started pod holds: the device shares in the limits files of its containers, or the claim on the
+    /// pod for a container without a limits file. If a pod has no claim, but the checkpoint has this agent's answers
+    /// for it, an earlier process made its claim; that claim must still be written on the pod.
     pub(super) fn keep_started(&mut self, gpu_pod: &GpuPod) {
         match self.effective_claim(gpu_pod) {
             EffectiveClaim::Given(claim) => {
@@ -64,15 +64,15 @@ impl NodeAllocator {
         self.claims.in_limits_files.get(&key).map_or(&[], Vec::as_slice)
     }
 
-    /// The device shares in a container's limits file, else `now`, those of the claim on the pod.
+    /// The device shares in a container's limits file. Without one, `now`: the shares in the claim on the pod.
     fn held_by(&self, gpu_pod: &GpuPod, request: &ContainerRequest, now: &[DeviceShare]) -> Vec<DeviceShare> {
         let in_file = self.in_limits_file(gpu_pod, request);
         if in_file.is_empty() { now.to_vec() } else { in_file.to_vec() }
     }
 
-    /// The claim that an earlier process made for a pod without one, by the slots in the agent's own answers. If pods
-    /// without a claim get no devices, each container must also have a limits file, which shows that devices were given
-    /// for it or that its pod had a claim that is gone.
+    /// Restores the claim that an earlier process made for a pod without one, from the slots in the agent's own
+    /// answers. If the setting now gives such pods no devices, each container must also have a limits file. The file
+    /// proves that the container was given devices, or that its pod had a claim that was removed since.
     fn claim_of_own_answers(&self, gpu_pod: &GpuPod) -> Option<Claim> {
         let own = gpu_pod.requests.iter().map(|request| {
             if request.slots == 0 {
@@ -89,7 +89,7 @@ impl NodeAllocator {
         own.collect::<Option<Claim>>().filter(|share| gpu_pod.is_whole(share))
     }
 
-    /// Stores what started pods without a claim hold, for pods that were seen before the devices were known.
+    /// Calls `keep_started` again for started pods without a claim: some were seen before the devices were known.
     pub(super) fn keep_claims_of_own_answers(&mut self) {
         let lacks = |gpu_pod: &&GpuPod| {
             self.pods.started.contains(&gpu_pod.uid) && matches!(self.effective_claim(gpu_pod), EffectiveClaim::None)

@@ -35,8 +35,8 @@ impl RecentTickets {
         self.issued.push_back((now, ticket));
     }
 
-    /// The tickets that may still get a holder. `None` while this holds for all tickets: the agent does not know when
-    /// an earlier process issued its tickets.
+    /// The tickets that may still get a holder. `None` if any ticket may: soon after its start, the agent does not know
+    /// when the process before it issued its tickets.
     pub fn young(&mut self, now: Monotonic) -> Option<BTreeSet<Ticket>> {
         while self.issued.front().is_some_and(|(at, _)| now.since(*at) > SETTLED) {
             self.issued.pop_front();

@@ -5,8 +5,8 @@ use model::id::{ContainerKey, Ticket};
 use model::ticket::IssuedTicket;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Upper bound on the tickets that are kept, for 500 pods of a node with 16 containers each. Beyond this bound the
-/// oldest are forgotten. A forgotten ticket is missing only where the kubelet's checkpoint is lost.
+/// Upper bound on the tickets that are kept, enough for 500 pods with 16 containers each. Beyond it, the oldest tickets
+/// are forgotten. A forgotten ticket matters only if the kubelet's checkpoint is lost.
 pub const MAX_ISSUED: usize = 8192;
 
 /// The issued tickets, by name, by order and by holder.

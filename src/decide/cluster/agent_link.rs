@@ -41,20 +41,21 @@ impl AgentLink {
         self.report.apply(change)
     }
 
-    /// How far the start of the pod of this name has come, as the agent reports it.
+    /// How far the start of the pod with this name has come, as the agent reports it.
     pub(super) fn stage(&self, name: &PodUid) -> Option<PodStage> {
         self.report.pods.get(name).map(|pod| pod.stage)
     }
 
-    /// Whether there are processes of the pod of this name on a GPU, by the newest report.
+    /// Whether the newest report has processes on a GPU for the pod with this name.
     pub(super) fn sees_processes(&self, name: &PodUid) -> bool {
         self.report.pods.get(name).is_some_and(|pod| pod.processes() > 0)
     }
 
-    /// Whether the newest report has a list of the processes on a device; `None` where it does not name the device.
+    /// Whether the newest report has a list of the processes on a device; `None` if the report does not name the
+    /// device.
     ///
-    /// An agent of an earlier release names no MIG instance. Then an instance has a list only if all GPUs of the node have one,
-    /// because the leader does not know to which GPU the instance belongs.
+    /// The reports of earlier releases name no MIG instance, so the leader does not know to which GPU an instance
+    /// belongs. In that case, an instance counts as having a list only if all GPUs of the node have one.
     pub(super) fn has_list(&self, device: &GpuUuid) -> Option<bool> {
         let gpus = &self.report.gpus;
         match gpus.get(device) {

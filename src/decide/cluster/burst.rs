@@ -1,10 +1,10 @@
-//! A burst of pods as kube-scheduler places it: how many binds are refused because other pods have taken the GPUs since the
-//! filter answered.
+//! A burst of pods as kube-scheduler places them. The test counts the binds that are refused because other pods have
+//! taken the GPUs since the filter answered.
 //!
-//! kube-scheduler places one pod after the other: filter, scores, one of the best nodes at random. The bind runs in parallel
-//! with the next pods, so it reaches the extender after some of their filter calls, and binds overtake each other. A refused
-//! pod is tried again later. The resource that kube-scheduler itself counts (`nvidia.com/gpu`) never runs out here: each GPU
-//! has ten slots.
+//! kube-scheduler places one pod after the other: it calls the filter, gets the scores, and picks one of the best nodes
+//! at random. The bind runs in parallel with the next pods, so it reaches the extender after some of their filter
+//! calls, and binds overtake each other. kube-scheduler tries a refused pod again later. The resource that
+//! kube-scheduler itself counts (`nvidia.com/gpu`) never runs out here: each GPU has ten slots.
 
 use super::tests::{NOW, facts, name, slice};
 use super::*;
@@ -21,8 +21,9 @@ const GPUS: u32 = 4;
 /// A GPU of these nodes has 80 GiB.
 const GIB: u64 = 1024;
 
-/// The bursts. For each: the sizes of its pods, in GiB; a number of nodes of whose memory the pods take 95 %; and the most
-/// percent of memory that may be left. Pods of different sizes leave fragments that are too small for the largest pods.
+/// The bursts: for each the sizes of its pods in GiB, the number of nodes, and the highest percentage of memory that
+/// may be left over. The pods request about 95 % of the nodes' memory. Pods of different sizes leave fragments that are
+/// too small for the largest pods.
 const BURSTS: [(&[u64], u32, u64); 2] = [(&[20], 65, 5), (&[5, 10, 20], 38, 8)];
 /// A bind reaches the extender within this many filter calls, unless the machine is busy with other work ([`LATE`]).
 /// kube-scheduler sends the bind as soon as its cycle for the pod is over, and a cycle takes milliseconds.
@@ -34,7 +35,7 @@ const SHOWN: u64 = 20;
 /// Number of filter calls until a refused pod is tried again: kube-scheduler waits at least a second.
 const AGAIN: usize = 100;
 
-/// Numbers that follow from a seed (SplitMix64).
+/// Pseudo-random numbers from a seed (SplitMix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -68,7 +69,8 @@ fn free_mib(cluster: &ClusterState) -> u64 {
     devices.map(|device| (device.capacity.memory - device.claimed.memory) >> 20).sum()
 }
 
-/// Pods of these sizes, in a random order. If they are of several sizes, their memory is 95 % of what is free.
+/// Pods of these sizes, in a random order. If there are several sizes, the pods together request 95 % of the free
+/// memory.
 fn pods(sizes: &[u64], free: u64, numbers: &mut Numbers) -> Vec<PlacementRequest> {
     let mut all: Vec<u64> = (0..PODS).map(|_| numbers.one_of(sizes)).collect();
     let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
@@ -92,8 +94,8 @@ fn burst(policy: NodePolicy, latest: u64, (sizes, nodes): (&[u64], u32), seed: u
     let free = free_mib(&cluster);
     let mut queue: VecDeque<(usize, PlacementRequest)> =
         pods(sizes, free, &mut numbers).into_iter().map(|pod| (0, pod)).collect();
-    // Binds that have not arrived yet, and bound pods that the watch has not shown yet, each with the call before which
-    // it happens.
+    // Binds that have not arrived yet, and bound pods that the watch has not shown yet. The number is the call before
+    // which each of them arrives.
     let mut binds: Vec<(u64, PlacementRequest, NodeName)> = Vec::new();
     let mut shown: Vec<(u64, BoundPod)> = Vec::new();
     let (mut result, mut call) = (Burst { free: [free, 0], ..Burst::default() }, 0_u64);

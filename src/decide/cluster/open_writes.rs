@@ -1,8 +1,9 @@
 //! The writes of one order that the API server may still carry out.
 //!
-//! A Binding names the version of the pod (`metadata.resourceVersion`). The API server compares it with the pod in the same
-//! step in which it writes, so a write whose answer was lost can be carried out only while the pod has that version. No version
-//! comes twice. So once the pod has been read in another version and has no node, that write never will be carried out.
+//! A Binding names the version of the pod (`metadata.resourceVersion`). The API server binds the pod only if it still
+//! has this version, and checks that in the same transaction. So a write whose answer was lost can be carried out only
+//! while the pod has that version, and a pod never gets the same version twice. Once the extender has read the pod with
+//! another version and without a node, the write can never be carried out any more.
 //!
 //! ```text
 //!   write for version 7, no answer ──▶ open {7}
@@ -14,19 +15,19 @@
 
 use std::collections::BTreeSet;
 
-/// The versions of one pod for which writes of an order had no answer; `None` for a write without a version, which may be
-/// carried out in any version. There are at most two: the next write is for the newest version, for which no earlier write is
-/// open.
+/// The versions of one pod for which writes of an order got no answer; `None` stands for a write without a version,
+/// which may be carried out in any version. An order writes for a new version only when no earlier write is open, so
+/// the set stays small.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpenWrites(BTreeSet<Option<u64>>);
 
 impl OpenWrites {
-    /// A write for this version of the pod had no answer.
+    /// Adds a write for this version of the pod, which got no answer.
     pub(super) fn unanswered(&mut self, version: Option<u64>) {
         self.0.insert(version);
     }
 
-    /// The pod was read from etcd after the writes, and had this version and no node.
+    /// Records that the pod was read from etcd after the writes, with this version and without a node.
     pub(super) fn read_unbound(&mut self, version: Option<u64>) {
         // Versions that cannot be compared prove nothing.
         self.0.retain(|open| open.is_none() || version.is_none() || *open == version);
@@ -38,7 +39,8 @@ impl OpenWrites {
         self.0.is_empty()
     }
 
-    /// No write is open once the pod has a version other than this one; `None` where another version does not help.
+    /// The newest version of an open write: no write is open once the pod has another version. `None` if no write is
+    /// open, or if a write names no version, so that another version does not help.
     #[must_use]
     pub(super) fn version(&self) -> Option<u64> {
         match self.0.first() {
@@ -64,7 +66,8 @@ mod tests {
         assert_eq!((open.is_empty(), open.version()), (false, Some(7)));
         open.read_unbound(Some(9));
         assert_eq!((open.is_empty(), open.version()), (true, None));
-        // etcd was restored to an older state, in which the pod has another version too.
+        // etcd was restored to an older state: the pod now has another version, which also proves that the write is
+        // lost.
         open.unanswered(Some(9));
         open.read_unbound(Some(4));
         assert!(open.is_empty());
@@ -89,8 +92,8 @@ mod tests {
     }
 
     proptest! {
-        /// The API server may carry out a late write at any time while the pod has the version that the write names. Once
-        /// the writes no longer count as open, none of them can be carried out.
+        /// The API server may carry out a late write at any time while the pod has the version that the write names.
+        /// Once the writes no longer count as open, none of them can be carried out.
         #[test]
         fn no_void_write_can_be_carried_out(
             history in proptest::collection::vec(prop_oneof![Just(Happens::Write), Just(Happens::Change), Just(Happens::Read)], 0..40),

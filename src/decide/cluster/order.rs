@@ -1,19 +1,21 @@
-//! The stages of one order: what the extender does next to bind the pod, and what follows from each answer of the API server.
+//! The stages of one order: what the extender does next to bind the pod, and what follows from each answer of the API
+//! server.
 //!
 //! ```text
 //!   write ──Post──▶ bound ─────────────────────────────────────────────▶ ended: bound
 //!     ▲     │ ▲     refused for good, no write is open ────────────────▶ ended: refused
-//!     │     │ └──── conflict ──Read──▶ another version, asks the same
+//!     │     │ └──── conflict ──Read──▶ the pod has a new version and the same request
 //!     │     └────── no answer ──▶ wait ──pause──▶ write
 //!     └─ must not be written any more ──Fence, Read──▶ no write is open ──▶ ended: refused
 //! ```
 //!
-//! Each Binding names the version of the pod, and the API server refuses it for any other ([`OpenWrites`]). An order that must
-//! not be written any more, because other pods have its GPUs by now, is given up by a change of the pod (a fence): after it no
-//! older Binding can be carried out. If somebody else has changed the pod, the order is written for the new version only if
-//! the pod still requests the same.
+//! Each Binding names the version of the pod, and the API server refuses it for any other version ([`OpenWrites`]). An
+//! order may have to be given up, for example because other pods have taken its GPUs. The extender then changes the pod
+//! (the fence), so that the API server refuses every older Binding. If another program has changed the pod, the
+//! extender writes the order for the new version, but only if the pod still has the same request.
 //!
-//! What must never happen here: an end that releases the GPUs of an order while the API server may still carry out a write of it.
+//! What must never happen here: the GPUs of an order are released while the API server may still carry out one of its
+//! Bindings.
 
 use super::bind::BindOutcome;
 use super::open_writes::OpenWrites;
@@ -32,13 +34,13 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(100);
 /// Longest pause between two writes of an order.
 const LONGEST: Duration = Duration::from_secs(5);
-/// Versions of a pod for which its order is written before kube-scheduler gets the pod back. A waiting pod seldom changes
-/// more than once between its filter call and its bind.
+/// If the pod changes more often than this, kube-scheduler gets it back. A waiting pod seldom changes more than once
+/// between its filter call and its bind.
 const MOST_VERSIONS: usize = 5;
 /// How long the pod watch may take to show a binding before the pod is read. A working watch needs less than a second,
 /// and a new list some seconds.
 const UNSEEN: Duration = Duration::from_secs(20);
-/// Longest pause between two such reads, of which only one must be answered.
+/// Longest pause between two such reads. One answered read is enough.
 const LONGEST_UNSEEN: Duration = Duration::from_secs(30);
 
 /// Why an order is not written again.
@@ -46,7 +48,7 @@ const GIVEN_UP: &str =
     "this extender leads no longer, or the node takes no new pods, or other pods have the GPUs by now";
 /// Why a changed pod is not bound: its GPUs were chosen for what it requested before.
 const CHANGED: &str = "the pod was changed after the filter: it is placed again";
-/// Why the outcome of a write is unknown that the end of the term has cut off.
+/// Why the outcome of a write is unknown if the term ended before the answer.
 const TERM_ENDED: &str = "the term of this extender ended before the API server answered";
 
 /// The result of an order: the pod is bound, or why it is not.
@@ -57,23 +59,23 @@ pub type BindResult = Result<(), Arc<str>>;
 pub enum BindStep {
     /// Write the Binding, and report the answer to [`OrderStages::posted`].
     Post(BindOrder),
-    /// Write this version of the pod into its fence annotation, so that no earlier Binding can be carried out. Whether the
-    /// write succeeds shows in the read that follows.
+    /// Write this version into the pod's fence annotation. The write gives the pod a new version, so that no earlier
+    /// Binding can be carried out. The read that follows shows whether the write succeeded.
     Fence(u64),
     /// Read the pod from etcd, and report it to [`OrderStages::read`].
     Read,
-    /// Ask again after the pause.
+    /// Call [`OrderStages::next`] again after the pause.
     Wait {
         /// The pause.
         pause: Duration,
-        /// Why the outcome of the last write is unknown, for the log; `None` from the second time on.
+        /// Why the outcome of the last write is unknown, for the log; `None` if it was reported before.
         unknown: Option<String>,
     },
     /// The order has ended.
     Ended {
         /// How.
         result: BindResult,
-        /// What the cluster's state takes in; `None` if the pod watch has shown it already.
+        /// The outcome to report to the cluster's state; `None` if the pod watch has already shown it.
         outcome: Option<BindOutcome>,
     },
 }
@@ -91,7 +93,7 @@ pub enum PostAnswer {
     TermEnded,
     /// The API server has refused the Binding with this HTTP status.
     Refused(u16, String),
-    /// There was no answer, or none of the API server itself.
+    /// There was no answer, or the answer was not from the API server itself.
     NoAnswer(String),
 }
 
@@ -100,7 +102,7 @@ pub enum PostAnswer {
 pub enum ReadAnswer {
     /// The pod.
     Pod(Box<ReadPod>),
-    /// The pod is gone, by evidence: why.
+    /// The pod is certainly gone; the text says how.
     Gone(&'static str),
     /// There was no answer, or the pod in it cannot be read.
     NoAnswer(String),
@@ -113,13 +115,13 @@ pub struct ReadPod {
     pub node: Option<NodeName>,
     /// Its version.
     pub version: Option<u64>,
-    /// Whether it is being deleted. Then it is never bound any more, also not by an older write.
+    /// Whether the pod is being deleted. The API server then never binds it any more, not even for an older write.
     pub is_being_deleted: bool,
     /// What it requests.
     pub requests: ReadRequest,
 }
 
-/// What a pod requests that was read.
+/// The request of a pod that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadRequest {
     /// No GPU.
@@ -130,19 +132,19 @@ pub enum ReadRequest {
     Unreadable,
 }
 
-/// What follows when kube-scheduler repeats the bind of a pod whose binding is known, by a read of the pod.
+/// The answer when kube-scheduler repeats the bind of a pod whose binding is known, from a read of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepeatedBind {
-    /// The pod is bound as ordered: the answer before was lost.
+    /// The pod is bound as ordered: the earlier answer to kube-scheduler was lost.
     Bound,
-    /// The pod is not bound, or not known to be: why.
+    /// Why the pod is not bound, or not known to be bound.
     Refused(Arc<str>),
     /// The pod has lost its node: etcd was restored to an older state.
     TakenBack,
 }
 
 impl ReadAnswer {
-    /// What follows from this read when kube-scheduler repeats the bind of the pod to this node.
+    /// The answer to a repeated bind of the pod to this node, from this read.
     #[must_use]
     pub fn repeated(&self, node: &NodeName) -> RepeatedBind {
         match self.about(node) {
@@ -159,7 +161,7 @@ impl ReadAnswer {
         matches!(self, ReadAnswer::Pod(pod) if pod.node.is_none())
     }
 
-    /// What this read shows of an order for this node.
+    /// What this read shows about an order for this node.
     fn about(&self, node: &NodeName) -> Shown<'_> {
         match self {
             ReadAnswer::Pod(pod) => match &pod.node {
@@ -173,36 +175,38 @@ impl ReadAnswer {
     }
 }
 
-/// What a read shows of an order.
+/// What a read shows about an order.
 enum Shown<'a> {
     /// The pod is bound as ordered.
     Bound,
-    /// The pod is not bound by this order and never will be.
+    /// The pod is not bound by this order and never will be; the text says why.
     Never(String),
     /// The pod has no node.
     Unbound(&'a ReadPod),
-    /// Nothing.
+    /// The read shows nothing about the order; the text says why.
     Nothing(String),
 }
 
-/// For what an order is written.
+/// The kind of pod that an order is for.
 #[derive(Clone, Debug)]
 enum Purpose {
-    /// A pod whose GPUs are reserved, with what it requested when they were chosen; `None` if they were reserved before.
+    /// A pod whose GPUs are reserved, with its request when they were chosen; `None` if an earlier bind call reserved
+    /// them.
     Gpus(Option<Box<PlacementRequest>>),
-    /// A pod that requests no GPU. Nothing is reserved for it, so it needs no certain outcome: kube-scheduler places it again,
-    /// and the API server binds it once.
+    /// A pod that requests no GPU. Nothing is reserved for it, so the outcome of a write need not be known:
+    /// kube-scheduler places the pod again, and the API server binds it only once.
     NoGpu,
 }
 
 /// The stage of an order.
 #[derive(Clone, Debug)]
 enum Stage {
-    /// It is written, or given up if it must not be written.
+    /// The order is written next, or given up if it must not be written.
     Write,
-    /// The API server has refused the Binding because of the state of the pod, with this text: the pod is read.
+    /// The API server has refused the Binding with this text, because of the state of the pod. The pod is read next.
     Conflict(String),
-    /// It is not written now: the pod is read, to see whether an earlier write was or can be carried out.
+    /// The order is not written now. The pod is read next, to see whether an earlier write was or can still be carried
+    /// out.
     GiveUp,
     /// The outcome is unknown, and nothing is done before this moment.
     Wait(Monotonic),
@@ -216,7 +220,7 @@ pub struct OrderStages {
     order: BindOrder,
     purpose: Purpose,
     stage: Stage,
-    /// Whether a write was begun.
+    /// Whether the order was ever written.
     begun: bool,
     /// The version of the pod that the next write names.
     version: Option<u64>,
@@ -226,12 +230,13 @@ pub struct OrderStages {
     backoff: Backoff,
     /// Whether the outcome of a write was ever unknown.
     was_unknown: bool,
-    /// Why it is unknown, until that is handed out for the log.
+    /// Why the outcome is unknown, until the next step reports it for the log.
     unreported: Option<String>,
 }
 
 impl OrderStages {
-    /// An order for which GPUs are reserved. `asked`: what the pod requested when they were chosen; `None` if that was before.
+    /// An order for which GPUs are reserved. `asked` is the pod's request when they were chosen; `None` if an earlier
+    /// bind call reserved them.
     #[must_use]
     pub fn new(order: BindOrder, asked: Option<PlacementRequest>) -> OrderStages {
         OrderStages::of(order, Purpose::Gpus(asked.map(Box::new)))
@@ -265,7 +270,7 @@ impl OrderStages {
         &self.order
     }
 
-    /// What is to be done now. `may_write`: whether this process leads and is not stopping.
+    /// The next step. `may_write`: whether this process leads and is not stopping.
     pub fn next(&mut self, now: Monotonic, state: &mut ClusterState, may_write: bool) -> BindStep {
         if let Stage::Wait(until) = self.stage {
             if now < until {
@@ -284,15 +289,15 @@ impl OrderStages {
         }
     }
 
-    /// The step of an order that is to be written; `None` where its stage has changed instead.
+    /// The step of an order in [`Stage::Write`]; `None` if the step follows from the stage that this call sets.
     fn write(&mut self, now: Monotonic, state: &mut ClusterState, may_write: bool) -> Option<BindStep> {
         let order = match self.purpose {
             Purpose::NoGpu if !may_write => {
                 self.never("this extender leads no longer");
                 return None;
             }
-            // An order is written again with the epoch of the present term, and only where the claims that another leader
-            // has written meanwhile leave room for it.
+            // A repeated write has the epoch of the current term. It happens only if the claims that another leader has
+            // written meanwhile leave room for the order.
             Purpose::Gpus(_) if self.begun => {
                 state.agents_at(now);
                 state.order_again(&self.order.uid)
@@ -308,11 +313,11 @@ impl OrderStages {
             return None;
         }
         self.stage = Stage::GiveUp;
-        // A write without a version is not made void by a fence.
+        // A fence does not stop a write that names no version.
         self.open.version().filter(|_| may_write).map(BindStep::Fence)
     }
 
-    /// What the pod watch has shown of the pod during a pause, if that settles the order.
+    /// The result of the order, if the pod watch has shown it during a pause.
     fn shown_by_watch(&self, state: &ClusterState) -> Option<BindResult> {
         if let Purpose::NoGpu = self.purpose {
             return None;
@@ -364,7 +369,8 @@ impl OrderStages {
             Shown::Never(why) => return self.never(&why),
             Shown::Nothing(why) => {
                 if refused.is_some() {
-                    // The API server may have refused it because it had carried out an earlier write for this version.
+                    // The API server may have refused this write because it had already carried out an earlier write
+                    // for the same version.
                     self.open.unanswered(self.version);
                 }
                 return self.unknown(now, why);
@@ -383,18 +389,20 @@ impl OrderStages {
         }
     }
 
-    /// Whether no write can be carried out any more, now that the pod was read in this version and has no node.
+    /// Records that the pod was read with this version and without a node. Returns whether no write can be carried out
+    /// any more.
     fn nothing_is_open(&mut self, version: Option<u64>) -> bool {
         self.open.read_unbound(version);
         self.open.is_empty() || planted(PlantedMistake::UnboundReadIsEvidence)
     }
 
-    /// The pod is not bound, no write for it can be carried out any more, and it has another version now.
+    /// Continues the order after the pod has got another version. The pod is not bound, and no earlier write can be
+    /// carried out any more.
     fn changed(&mut self, pod: &ReadPod) {
         self.changes += 1;
         let same = match (&self.purpose, &pod.requests) {
             (Purpose::NoGpu, ReadRequest::Nothing) => true,
-            // Where it is not known what the pod requested, it may request something else now.
+            // If it is not known what the pod requested before, its request may have changed.
             (Purpose::Gpus(Some(asked)), ReadRequest::Gpus(now)) => asked.asks_the_same(now),
             (Purpose::NoGpu | Purpose::Gpus(_), _) => false,
         };
@@ -412,12 +420,12 @@ impl OrderStages {
         self.stage = Stage::Ended(Ok(()), Some(BindOutcome::Written));
     }
 
-    /// The pod is not bound by this order, and never will be.
+    /// Ends the order: it has not bound the pod, and never will.
     fn never(&mut self, why: &str) {
         self.stage = Stage::Ended(Err(why.into()), Some(BindOutcome::Refused));
     }
 
-    /// Nothing is certain: the order is looked at again after a pause.
+    /// The outcome is unknown: the order continues after a pause.
     fn unknown(&mut self, now: Monotonic, why: String) {
         if !std::mem::replace(&mut self.was_unknown, true) {
             self.unreported = Some(why);
@@ -426,14 +434,14 @@ impl OrderStages {
     }
 }
 
-/// What the extender does until the pod watch has shown a pod with an order bound or gone.
+/// What the extender does after an order has ended, until the pod watch shows that the pod is bound or gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfirmStep {
     /// Nothing more: the watch has shown it.
     Confirmed,
-    /// Ask again after this pause.
+    /// Call [`Confirmation::next`] again after this pause.
     Wait(Duration),
-    /// Read the pod from etcd. A watch that broke may never show a pod that was gone before the next list.
+    /// Read the pod from etcd. If the pod was deleted while the watch was broken, the watch may never show it.
     Read,
 }
 
@@ -453,7 +461,7 @@ impl Confirmation {
         Confirmation { backoff, until }
     }
 
-    /// What is to be done now. `unshown`: whether the pod has a claim that the pod watch has not shown.
+    /// The next step. `unshown`: whether the pod has a claim that the pod watch has not shown.
     #[must_use]
     pub fn next(&mut self, now: Monotonic, unshown: bool) -> ConfirmStep {
         if !unshown {

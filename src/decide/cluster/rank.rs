@@ -4,14 +4,15 @@ use super::names::GOLDEN_RATIO;
 use crate::placement::Fill;
 use model::placement::NodePolicy;
 
-/// How well a node suits a pod: larger is better. It is one number, because a call sorts thousands of them. Its highest bit
-/// says whether the pod also fits alongside the pods that the filter expects there; the other bits how full or empty the node is.
+/// How well a node suits a pod: larger is better. It is one number, because a call sorts thousands of them. The highest
+/// bit says whether the pod also fits if all pods that the filter expects on the node are bound there. The other bits
+/// say how full or empty the node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Suitability(u64);
 
 /// The highest bit.
 const BESIDE_PROPOSALS: u64 = 1 << 63;
-/// The largest fill; larger ones count as equal. It is millions of times what a node has.
+/// The largest fill; larger fills count as equal. It is millions of times the fill of a real node.
 const MOST: u64 = BESIDE_PROPOSALS - 1;
 
 impl Suitability {
@@ -24,7 +25,7 @@ impl Suitability {
         Suitability(if beside_proposals { by_policy | BESIDE_PROPOSALS } else { by_policy })
     }
 
-    /// Whether the pod also fits alongside the pods that the filter expects there.
+    /// Whether the pod also fits if all pods that the filter expects on the node are bound there.
     pub(super) fn beside_proposals(self) -> bool {
         self.0 & BESIDE_PROPOSALS != 0
     }
@@ -42,8 +43,9 @@ pub(super) fn scores(suitability: &[Suitability], step: i64) -> Vec<i64> {
     suitability.iter().map(score).collect()
 }
 
-/// Selects the best `most` of the nodes with these suitabilities. If nodes tie for the last places, each call, numbered by
-/// `turn`, selects others of them. Returns a test whether a node is selected; call it once for each node, in the same order.
+/// Selects the `most` best nodes by these suitabilities. If nodes tie for the last places, they take turns: `turn` is
+/// the number of the call. Returns a function that says whether a node is selected; call it once for each node, in the
+/// same order.
 pub(super) fn best(suitability: &[Suitability], most: usize, turn: u64) -> impl FnMut(Suitability) -> bool + use<> {
     let (mut last, mut first, mut ties, mut places) = (None, 0, 0, 0);
     if most < suitability.len() && most > 0 {
@@ -59,7 +61,7 @@ pub(super) fn best(suitability: &[Suitability], most: usize, turn: u64) -> impl 
     move |one| match last {
         None => true,
         Some(last) if one == last => {
-            // The place of the node in the circle of nodes that tie, counted from the first named node.
+            // The node's place in the circle of the tied nodes, counted from the node at which this turn begins.
             let place = (at + ties - first) % ties;
             at += 1;
             place < places
@@ -68,8 +70,8 @@ pub(super) fn best(suitability: &[Suitability], most: usize, turn: u64) -> impl 
     }
 }
 
-/// The place among `nodes` nodes at which this turn begins. Consecutive turns begin far apart, and so do every second, every
-/// third turn and so on, so that two kinds of pods that alternate do not always get the same nodes.
+/// The place among `nodes` nodes at which this turn begins. Consecutive turns begin far apart. So do every second turn,
+/// every third turn and so on, so that two kinds of pods that alternate do not always get the same nodes.
 fn turns(turn: u64, nodes: usize) -> usize {
     let part = u128::from(turn.wrapping_mul(GOLDEN_RATIO)) * nodes as u128;
     usize::try_from(part >> 64).unwrap_or(0)

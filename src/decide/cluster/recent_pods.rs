@@ -1,15 +1,19 @@
-//! A bounded list of recent pods: pods that are gone, or pods whose binding was refused.
+//! A bounded list of recent pods. The cluster state keeps two such lists: pods that are gone, and pods whose binding
+//! was refused.
 //!
-//! A filter call takes some milliseconds; if its pod is deleted meanwhile, no later event would remove the proposal of the
-//! call. And a pod that comes back after a refused binding gets more nodes than before.
+//! A filter call takes some milliseconds. If its pod is deleted during the call, no later event would remove the call's
+//! proposal, so a pod that is gone gets no proposal. After a refused binding, the pod's next filter call names more
+//! nodes.
 
 use model::id::PodUid;
 use std::collections::{HashSet, VecDeque};
 
-/// Upper bound on the pods. A filter call takes milliseconds, and an API server deletes or refuses some hundred pods a second.
+/// Upper bound on the pods. A filter call takes milliseconds, and an API server deletes or refuses some hundred pods a
+/// second.
 const MOST: usize = 1024;
 
-/// The pods, oldest first. A pod that was removed and added again stays in `order`, so it may be forgotten sooner than others.
+/// The pods, oldest first. If a pod is removed and added again, its old place stays in `order`, so it may be forgotten
+/// sooner than others.
 #[derive(Debug, Default)]
 pub(super) struct RecentPods {
     order: VecDeque<PodUid>,

@@ -1,7 +1,8 @@
 //! The scores of the newest filter calls, for the prioritize calls that follow them within milliseconds.
 //!
-//! kube-scheduler places one pod after the other, and requests scores of nodes that the filter has just named. If the scores of a
-//! pod are forgotten, all nodes are equal in its prioritize call; its bind checks the chosen node again in any case.
+//! kube-scheduler places one pod after the other, and asks for the scores of nodes that the filter has just named. If
+//! the scores of a pod are forgotten, its prioritize call gives all nodes the same score. The bind checks the chosen
+//! node again in any case.
 
 use super::names::NameHasher;
 use model::id::PodUid;
@@ -9,8 +10,8 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
-/// Number of pods whose scores are kept: more than the kube-schedulers that call at the same time. The scores of one pod take up
-/// to half a MiB if all of 5,000 nodes are named.
+/// Number of pods whose scores are kept: more than the kube-schedulers that call at the same time. The scores of one
+/// pod take up to half a MiB if all of 5,000 nodes are named.
 const MOST: usize = 8;
 
 /// The nodes that one filter call named, with their scores.

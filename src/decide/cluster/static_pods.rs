@@ -1,16 +1,17 @@
 //! The names by which reports know the static pods of one node.
 //!
-//! An agent knows a pod by the UID in its cgroup. For a static pod that is the hash of its manifest; the API server has a mirror
-//! pod with its own UID. The leader keys everything by the API server's UID, which is unique. A hash is not: static pods of one
-//! manifest have the same hash on several nodes, and any user who may create pods can give a pod the hash of another pod. So a
-//! hash counts only on the pod's own node.
+//! An agent knows a pod by the UID in its cgroup. For a static pod this UID is the hash of its manifest, while its
+//! mirror pod at the API server has another UID. The leader keys everything by the API server's UID, which is unique. A
+//! hash is not unique: static pods of one manifest have the same hash on several nodes, and any user who may create
+//! pods can give a pod the hash of another pod. So a hash counts only on the pod's own node.
 //!
 //! What must never happen here: a pod releases, through its hash, the GPUs that another pod holds.
 
 use model::id::PodUid;
 use std::collections::BTreeMap;
 
-/// The static pods of one node: the hash of each, by its UID at the API server. Bounded like the pods of the node.
+/// The static pods of one node: the hash of each, by its UID at the API server. There are at most as many as pods on
+/// the node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StaticPods(BTreeMap<PodUid, PodUid>);
 
@@ -28,8 +29,8 @@ impl StaticPods {
         self.0.is_empty()
     }
 
-    /// The names that reports may use for a pod: its UID and its hash. If a report has no process under any of these names, no
-    /// process of the pod runs, even if two pods have the same hash or a pod has the hash of another.
+    /// The names that reports may use for a pod: its UID and its hash. If a report has no process under these names, no
+    /// process of the pod runs, even if two pods have the same hash or a pod has the hash of another pod.
     pub(super) fn names<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
         std::iter::once(uid).chain(self.0.get(uid))
     }
@@ -39,7 +40,7 @@ impl StaticPods {
         self.0.get(uid).unwrap_or(uid)
     }
 
-    /// The pods that a report may mean by a name.
+    /// The pods that a name in a report may stand for.
     pub(super) fn meant<'a>(&'a self, name: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
         let hashed = self.0.iter().filter(move |(_, hash)| *hash == name);
         std::iter::once(name).chain(hashed.map(|(uid, _)| uid))

@@ -1,13 +1,13 @@
-//! The newest verdict about each node for each kind of request, so that a filter call judges again only the nodes that have
-//! changed since.
+//! The newest verdict about each node for each kind of request, so that a filter call judges again only the nodes that
+//! have changed since.
 //!
-//! Pods of one Deployment or Job have the same request. A verdict depends only on the request and on the node, so it holds
-//! until the node changes: a claim or a proposal on it, its register, or whether it is closed. The number of a node and the
-//! count of its changes show whether a verdict still holds. So nothing has to be removed when a node changes, and the lookup
-//! reads only these two numbers of a node.
+//! Pods of one Deployment or Job have the same request. A verdict depends only on the request and on the node, so it
+//! holds until the node changes: a claim or a proposal on it, its register, or whether it is closed. The number of a
+//! node and the count of its changes show whether a verdict still holds. So nothing has to be removed when a node
+//! changes, and the lookup reads only these two numbers of a node.
 //!
-//! A call gets a snapshot of the verdicts of its kind, and reads it while other calls add verdicts. The verdicts are in parts:
-//! adding to a part that a call still reads copies only that part.
+//! A call gets a snapshot of the verdicts of its kind, and reads it while other calls add verdicts. The verdicts are in
+//! parts: adding to a part that a call still reads copies only that part.
 //!
 //! What must never happen here: a verdict is used for a request that differs in anything that placement reads.
 
@@ -19,9 +19,9 @@ use model::request::{ContainerRole, MemoryRequest};
 use model::unit::CorePercent;
 use std::sync::Arc;
 
-/// Number of kinds of requests whose verdicts are kept; the least recently used kind is replaced. Each kind takes 100 bytes
-/// for a node, half a MiB for 5,000 nodes. kube-scheduler tries the pods of a burst one by one, so the kinds of requests that
-/// alternate are those of the Deployments and Jobs that grow at the same time.
+/// Number of kinds of requests whose verdicts are kept; the least recently used kind is replaced. Each kind takes 100
+/// bytes for a node, half a MiB for 5,000 nodes. kube-scheduler tries the pods of a burst one by one, so the kinds of
+/// requests that alternate are those of the Deployments and Jobs that grow at the same time.
 pub(super) const MOST: usize = 32;
 /// Number of nodes in one part. A part takes 7 KiB and is copied in less than a microsecond.
 const PART: usize = 64;
@@ -63,13 +63,13 @@ struct OfKind {
 /// A verdict that was just made.
 #[derive(Clone, Debug)]
 pub(super) struct MadeVerdict {
-    /// The place and the version of the node; `None` where the verdict need not be kept: no node of the name is known, or the
-    /// verdict is already kept.
+    /// The place and the version of the node; `None` if the verdict need not be kept, because no node has this name or
+    /// the verdict is already kept.
     pub(super) about: Option<(usize, VersionNumbers)>,
     pub(super) verdict: Verdict,
 }
 
-/// The verdicts for the kinds of requests that came last.
+/// The verdicts for the kinds of requests that were used last.
 #[derive(Debug, Default)]
 pub(super) struct VerdictCache {
     kinds: Vec<OfKind>,

@@ -1,4 +1,5 @@
-//! The versions of the nodes. A call compares them with those of the kept verdicts, without the lock of the state.
+//! The versions of the nodes. A filter call compares them with the versions of the kept verdicts without locking the
+//! state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,8 @@ pub(super) struct NodeVersion {
     changes: AtomicU64,
 }
 
-/// The version of one node, which its owner increments and calls read. A copy of the node has its own count.
+/// The version of one node. The node's state increments it, and filter calls read it. A copy of the node has its own
+/// count.
 #[derive(Debug)]
 pub(super) struct CountedVersion(Arc<NodeVersion>);
 
@@ -20,8 +22,8 @@ pub(super) struct CountedVersion(Arc<NodeVersion>);
 pub(super) type VersionNumbers = (u64, u64);
 
 impl NodeVersion {
-    /// The current version. A node changes only under the lock under which verdicts are made, so a verdict with this version is
-    /// about the node in exactly that state.
+    /// The current version. A node changes only under the lock under which verdicts are made, so a verdict with this
+    /// version is about the node in exactly that state.
     pub(super) fn numbers(&self) -> VersionNumbers {
         (self.number, self.changes.load(Ordering::Acquire))
     }

@@ -301,7 +301,8 @@ proptest! {
             }
             terms = leads;
         }
-        // A term that a pause interrupts may show again with the same epoch; another process's epoch never does.
+        // If a pause interrupts a term, the same process may lead again with the same epoch, so neighbours may be
+        // equal.
         prop_assert!(epochs.windows(2).all(|pair| pair[0] <= pair[1]), "{epochs:?}");
     }
 }

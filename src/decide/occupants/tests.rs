@@ -123,7 +123,7 @@ fn servers_do_not_end_sole_holding_and_other_host_programs_do() {
         (process(9, "Xorg", Compute, ProcessOwner::Host), false),
         (process(9, "train", Compute, ProcessOwner::Host), false),
         (process(9, "Xorg", Graphics, ProcessOwner::Cgroup(identity(2))), false),
-        // In a pod it counts as a server only if others are served by it.
+        // In a pod, an MPS server counts as a server only if MPS serves other processes.
         (process(9, "nvidia-cuda-mps", Compute, ProcessOwner::Cgroup(identity(2))), false),
         (process(9, "nvidia-cuda-mps", Mps, ProcessOwner::Cgroup(identity(2))), false),
     ] {
@@ -153,7 +153,7 @@ fn a_process_that_is_unidentified_in_one_list_does_not_change_the_sole_holder() 
         [none.clone(), none.clone()],
         "before the first list no owner is known"
     );
-    // A process of another pod stays that pod's for the one list, so a shared GPU does not get a sole holder.
+    // An unidentified process keeps its pod for one list, so a shared GPU does not get a sole holder.
     let shared = [of_pod(1, 1), of_pod(2, 2)];
     let blurred = [of_pod(1, 1), unknown(2)];
     assert_eq!(after_each(&[&shared, &blurred, &blurred], &pods), [none.clone(), none.clone(), none.clone()]);

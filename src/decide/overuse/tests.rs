@@ -160,7 +160,7 @@ fn without_a_claim_there_is_no_over_use() {
 }
 
 proptest! {
-    /// An over-use is reported only after measurements above the claim over the whole span before.
+    /// An over-use is reported only if all measurements of the whole span before it were above claim plus margin.
     #[test]
     fn no_over_use_is_reported_within_half_a_minute(
         measurements in prop::collection::vec((1_u64..90, any::<bool>()), 1..60),

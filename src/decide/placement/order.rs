@@ -23,11 +23,11 @@ pub(super) fn sort(candidates: &mut [Candidate<'_>], policy: &GpuPolicy, numa_fi
 }
 
 /// The `count` best connected candidates. The candidates are in order of preference, and there are at least `count` of
-/// them. A single GPU is the worst connected candidate, so that well connected GPUs stay together.
+/// them. If `count` is 1, the worst connected candidate is chosen, so that well connected GPUs stay together.
 ///
-/// There are 12,870 sets of 8 GPUs out of 16. Instead of comparing all, this grows a set from each candidate in turn by
-/// the GPU with the best connections to the set. That takes two thousand steps, and finds the groups that NVLink and
-/// PCIe switches make.
+/// There are 12,870 sets of 8 GPUs out of 16, too many to compare all. Instead, a set is grown from each candidate in
+/// turn: each step adds the GPU with the best connections to the set. That takes two thousand steps, and finds the
+/// groups that NVLink and PCIe switches make.
 pub(super) fn best_connected(candidates: &[Candidate<'_>], node: &PlacementNode, count: usize) -> Vec<usize> {
     let link = |one: usize, other: usize| node.link(one, other);
     let sum = |of: usize, to: &mut dyn Iterator<Item = usize>| to.map(|other| link(of, other)).sum::<u64>();
@@ -41,7 +41,7 @@ pub(super) fn best_connected(candidates: &[Candidate<'_>], node: &PlacementNode,
         let (mut set, mut total) = (vec![*start], 0);
         while set.len() < count {
             let rest = places.iter().filter(|place| !set.contains(place));
-            // Of equally connected GPUs the first, which the policy prefers.
+            // Of equally connected GPUs take the first, because the policy prefers it.
             let Some((gain, next)) = rest
                 .map(|place| (sum(*place, &mut set.iter().copied()), *place))
                 .reduce(|best, other| if other.0 > best.0 { other } else { best })

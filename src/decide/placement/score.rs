@@ -1,8 +1,9 @@
 //! How full a GPU or a node is, as one integer with named terms.
 //!
 //! ```text
-//!   fill = (weight.slots x slots used / slots + weight.cores x cores used / cores + weight.memory x memory used / memory)
-//!          / (sum of the weights)                                                             in parts of a million
+//!   fill = (weight.slots x slots used / slots + weight.cores x cores used / cores
+//!           + weight.memory x memory used / memory)
+//!          / (sum of the weights)        in parts of a million
 //! ```
 //!
 //! Integers give the same order on every machine, and nodes with equal GPUs and equal claims have equal fills.

@@ -54,7 +54,7 @@ fn writes_of_one_kind_are_merged_and_the_newest_values_are_written() {
     let mut unwritten = PendingPodWrites::default();
     add(&mut unwritten, 1, PodWriteKind::Claim, &[("claim", "a"), ("by", "us")], at(0));
     let first = unwritten.due(at(0)).remove(0);
-    // While the first is in flight, the newer waits, so that the older cannot arrive last.
+    // While the first write is in flight, the newer one waits, so that the older cannot arrive last.
     add(&mut unwritten, 1, PodWriteKind::Claim, &[("claim", "b")], at(1));
     add(&mut unwritten, 1, PodWriteKind::Evict, &[("evict", "x")], at(1));
     let beside = unwritten.due(at(1));

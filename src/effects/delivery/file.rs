@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// Every user of a container may read the file; no user may write it.
 const FILE_MODE: u32 = 0o444;
 
-/// Only root reads a spec: the container runtime and the agent. Other users of the host must not see which pod has
-/// which devices.
+/// Only root (the container runtime and the agent) may read a CDI spec: other users of the host must not see which pod
+/// has which devices.
 const SPEC_MODE: u32 = 0o400;
 /// A folder that only the agent and the container runtime can enter. A container reaches a part of it only through a
 /// mount.

@@ -31,8 +31,8 @@ const CACHE: &str = "/usr/local/vgpu";
 pub(super) const LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 /// Names the library to the dynamic linker of every program.
 const PRELOAD: &str = "/etc/ld.so.preload";
-/// Variables that the library sets over those of its process, so that a program cannot change a limit through its
-/// environment.
+/// The library reads variables from this file and overwrites those of its process, so that a program cannot change a
+/// limit through its environment.
 const OVERRIDE: &str = "/overrideEnv";
 /// The folder of a lock that older versions of the library take while they find out their process id on the host.
 const LOCK: &str = "/tmp/vgpulock";
@@ -85,8 +85,8 @@ impl LimiterLibrary {
         &self.library
     }
 
-    /// Writes the limiter's files of one container into its folder. Limits depend on `variables`; `name` is the name of
-    /// its cache file.
+    /// Writes the limiter's files of one container into its folder. `variables` sets the limits; `name` is the name of
+    /// the container's cache file.
     pub(super) fn fill(&self, folder: &Path, variables: &[String], name: &str) -> Result<(), DeliveryError> {
         for writable in WRITABLE.map(|writable| folder.join(writable)) {
             make_folder(&writable)?;
@@ -102,8 +102,8 @@ impl LimiterLibrary {
         fs::rename(&hidden, &library).map_err(failed("put in place", &library))?;
         // If both names are the same file, a rename leaves both.
         let _ = fs::remove_file(&hidden);
-        // The cache file's name is written here too: a process with a different name would count separately, and
-        // would get the whole limit again.
+        // The cache file's name is also in this file. Otherwise a process could set another name, would be counted
+        // separately, and would get the whole limit again.
         let shared = shared_cache(name);
         let text: String = variables.iter().chain([&shared]).flat_map(|variable| [variable, "\n"]).collect();
         put(&folder.join("overrideEnv"), text.as_bytes())
@@ -135,9 +135,9 @@ fn shared_cache(name: &str) -> String {
     format!("CUDA_DEVICE_MEMORY_SHARED_CACHE={CACHE}/{name}.cache")
 }
 
-/// Makes the file that the processes of a container share, if it is missing. Without this, the first process would make
-/// it, and where the kernel protects files in sticky folders (`fs.protected_regular`) processes of other users could
-/// not open it.
+/// Makes the file that the processes of a container share, if it is missing. Otherwise the first process would make it,
+/// and on kernels that protect files in sticky folders (`fs.protected_regular`), processes of other users could not
+/// open it.
 fn make_cache(path: &Path) -> io::Result<()> {
     // `create_new` never follows a link that the container has put there.
     let made = fs::OpenOptions::new().write(true).create_new(true).mode(CACHE_MODE).open(path);
@@ -175,7 +175,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     if bytes.starts_with(b"\x7fELF") { Ok(bytes) } else { Err(io::Error::other("it is not a shared library (ELF)")) }
 }
 
-/// FNV-1a. The digest names a content; the content itself is compared before a name is trusted.
+/// FNV-1a. The digest is part of the file name. [`LimiterLibrary::keep`] compares the content before it uses an
+/// existing file of this name.
 fn digest(bytes: &[u8]) -> u128 {
     bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
         (hash ^ u128::from(*byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)

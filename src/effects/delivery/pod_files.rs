@@ -18,7 +18,8 @@ const LEAST: u64 = 4096;
 /// Limit of nested folders. HAMi-core creates none.
 const MAX_DEPTH: usize = 32;
 
-/// Entries between two pauses. A pod may permanently keep 16,384 entries, and a node has more than a hundred pods.
+/// The walk pauses after this number of entries. A pod may permanently keep 16,384 entries, and a node has more than a
+/// hundred pods.
 const PAUSE_EVERY: u32 = 1024;
 
 /// The files that a pod has written.
@@ -94,9 +95,10 @@ impl Walk<'_> {
         }
     }
 
-    /// Marks the count as closed on an error. A folder that does not exist, or is a link or a mount point, has no
-    /// files of the pod: this is not an error. Any other result is an error: if the agent lacks CAP_DAC_OVERRIDE, the
-    /// root user of a container can close a folder through its mode; or the agent itself has a problem.
+    /// Marks the count as closed on an error. A folder that does not exist, or is a link or a mount point, has no files
+    /// of the pod, so that is not an error. In all other cases the content is unknown: the root user of a container has
+    /// removed access through the folder's mode (if the agent lacks CAP_DAC_OVERRIDE), or the agent itself has a
+    /// problem.
     fn note_error(&mut self, error: Option<Errno>) {
         let is_nothing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV);
         self.written.closed |= error.is_some_and(|error| !is_nothing(error));

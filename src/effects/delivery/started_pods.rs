@@ -1,6 +1,6 @@
-//! The file of started pods. Before the agent answers the first `PreStartContainer` of a pod, it appends the pod's
-//! UID, so that the next agent process knows that the pod holds devices. If the write fails, the agent logs it and
-//! goes on. The folders of pods do not show this, because the agent writes them before a start.
+//! The file of started pods. Before the agent answers the first `PreStartContainer` of a pod, it appends the pod's UID,
+//! so that the next agent process knows that the pod holds devices. If the write fails, the agent logs the error and
+//! continues. The pods' folders cannot show which pods have started, because the agent writes the folders earlier.
 
 use super::file::{DeliveryError, failed, rename_into_place};
 use model::id::PodUid;
@@ -13,7 +13,8 @@ use wire::started_pods::{self, FILE, StartedPods};
 
 /// Only the agent may read and write it.
 const MODE: u32 = 0o600;
-/// The file is rewritten if it has more lines than this of pods that are gone. Each such pod has two lines.
+/// The file is rewritten when more than this number of its lines are about pods that are gone. Each such pod has two
+/// lines.
 const MAX_GONE: usize = 256;
 /// Limit of the file.
 const MAX_BYTES: u64 = started_pods::MAX_BYTES as u64;
@@ -73,8 +74,8 @@ impl StartedPodsFile {
         Ok(())
     }
 
-    /// Forgets all other pods, and records that they have ended: if a restore of etcd brings one back, it starts like
-    /// a new pod. Rewrites the file if many pods are gone.
+    /// Removes all pods that are not in `pods`, and records that they have ended. If an etcd restore brings such a pod
+    /// back, it starts like a new pod. Rewrites the file if it has many lines of pods that are gone.
     ///
     /// # Errors
     /// If it cannot be written; the file stays as it was.

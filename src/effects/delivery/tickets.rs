@@ -1,5 +1,5 @@
-//! Tickets on disk: each has a folder with its record. An earlier release gave containers their devices at
-//! `Allocate`, and also put the files of those containers there.
+//! Tickets on disk: each ticket has a folder with its record. An earlier release gave containers their devices at
+//! `Allocate`, and put the files of the containers into the ticket folders, too.
 
 use super::file::{DeliveryError, failed, make_folder, put};
 use super::trash::Trash;
@@ -47,8 +47,8 @@ impl TicketFolders {
         put(&path, text.as_bytes())
     }
 
-    /// Moves the tickets that are not in `kept` into the trash, and returns them. The age of a folder does not count,
-    /// because the wall clock jumps.
+    /// Moves the tickets that are not in `kept` into the trash, and returns them. The age of a folder is ignored,
+    /// because the wall clock may jump.
     pub fn sweep(&self, kept: &BTreeSet<Ticket>, trash: &Trash) -> Vec<Ticket> {
         let gone = self.all().into_iter().filter(|(ticket, _)| !kept.contains(ticket));
         gone.filter(|(_, folder)| trash.take(folder).is_ok()).map(|(ticket, _)| ticket).collect()

@@ -6,8 +6,9 @@
 //!                                        trash/2/b/c, trash/3/c … until every folder is empty and removed
 //! ```
 //!
-//! A container of a pod that was deleted by force may still run, and may write here through its mount as fast as the
-//! agent removes. So each visit to an entry of the trash is limited, and what is left waits for the next round.
+//! A container of a pod that was deleted by force may still run. Through its mount it can write into an entry of the
+//! trash as fast as the agent removes files. So each visit to an entry is limited, and the next round continues with
+//! the rest.
 //!
 //! A removal needs four descriptors and less than 100 KiB of memory, whatever the shape of the tree. Only root can
 //! enter `trash` (0700), so a container that still runs can write inside its own entry but cannot rename or replace
@@ -34,13 +35,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const FOLDER: &str = "trash";
 /// Only the agent may enter.
 const MODE: Mode = Mode::RWXU;
-/// Entries that are removed between two pauses: about 10 ms of work in a slow disk's cache.
+/// Number of entries that are removed between two pauses. Removing them takes about 10 ms while a slow disk's metadata
+/// is cached.
 const PAUSE_EVERY: u32 = 1024;
 /// Limit of remembered names of folders that were moved up. The next round finds the rest.
 const MAX_NAMES: usize = 4096;
-/// Limit of entries in one visit to a folder of the trash, including the folders below it. A pod that keeps to the
-/// usual limit for its files (64 MiB, 4 KiB each) has no more entries. With the pauses, a visit takes about a second,
-/// and the next folder can wait that long.
+/// Limit of entries in one visit to a folder of the trash, including the folders below it. A pod within the usual limit
+/// for its files (64 MiB, counted as at least 4 KiB each) has no more entries than this. With the pauses, a visit takes
+/// about a second, and the next folder can wait that long.
 const PER_VISIT: u32 = 16 * PAUSE_EVERY;
 /// Limit of rounds in one call. At the limit, the call returns even if entries are left.
 const MAX_ROUNDS: usize = 8;
@@ -110,8 +112,8 @@ impl Trash {
         Ok(moved.map(drop)?)
     }
 
-    /// The number of folders that could not be moved here since the last call. A call that returns 0 ends the
-    /// episode: the next folder that cannot be moved is logged again.
+    /// The number of folders that could not be moved here since the last call. After a call that returns 0, the next
+    /// folder that cannot be moved is logged again.
     pub fn not_taken(&self) -> u64 {
         let count = self.not_taken.swap(0, Ordering::Relaxed);
         if count == 0 {
@@ -127,8 +129,8 @@ impl Trash {
     }
 
     /// Removes the entries of the trash. Calls `pause` after every 1,024 entries. Returns when all are gone, when
-    /// nothing more can be removed, or after some rounds that visit each entry once; the result then says that
-    /// entries are left.
+    /// nothing more can be removed, or after a limited number of rounds, each of which visits every entry once. In the
+    /// last case the result says that entries are left.
     pub fn empty(&self, pause: &mut dyn FnMut()) -> EmptiedTrash {
         self.rounds(MAX_ROUNDS, pause)
     }
@@ -184,8 +186,8 @@ struct Removal<'a> {
 
 impl Removal<'_> {
     /// Visits every entry that is in the trash now once. A folder that is moved here meanwhile is part of the visit
-    /// that moved it, or waits for the next round. Without this rule, a container that makes folders as fast as they
-    /// are removed would make the round endless.
+    /// that moved it, or waits for the next round. Otherwise a container that makes folders as fast as they are removed
+    /// would make the round endless.
     fn visit_all(&mut self) -> Result<(), Errno> {
         let trash = self.trash.open()?;
         let mut entries = Dir::read_from(&trash)?;
@@ -238,7 +240,8 @@ impl Removal<'_> {
             return Ok(());
         }
         let folder = enter(trash, name)?;
-        // Needed by an owner without capabilities. If it fails, the removal fails too and reports its error.
+        // Without capabilities, the owner needs these rights to empty the folder. If `fchmod` fails, so does the
+        // removal, which reports its error.
         let _ = fchmod(&folder, MODE);
         let mut entries = Dir::read_from(&folder)?;
         for _ in 0..MAX_PASSES {
@@ -274,7 +277,8 @@ impl Removal<'_> {
     fn clear(&mut self, trash: &OwnedFd, folder: &OwnedFd, (name, kind): (&CStr, FileType)) -> Result<(), Errno> {
         if kind != FileType::Directory {
             match unlinkat(folder, name, AtFlags::empty()) {
-                // The file system does not report kinds, or the container has replaced the entry.
+                // The entry is a folder: the file system does not report types, or the container has replaced the
+                // entry.
                 Err(Errno::ISDIR | Errno::PERM) if is_folder(folder, name) => {}
                 Ok(()) => {
                     self.count_removed();
@@ -356,10 +360,11 @@ fn enter(trash: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Gives the owner, if that is the agent, access to a folder, whatever its mode was. Never through a link.
+/// If the agent owns the folder, gives it access to the folder, whatever its mode was. Never follows a link.
 fn unlock(parent: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let folder = open_below(parent, name, FOLDER_FLAGS.union(OFlags::PATH))?;
-    // A path descriptor has no chmod; the kernel's link to it leads to the folder and nowhere else.
+    // A path descriptor has no `fchmod`, so this uses the descriptor's link in `/proc`, which always leads to this
+    // folder.
     rustix::fs::chmod(format!("/proc/self/fd/{}", folder.as_raw_fd()), MODE)?;
     Ok(folder)
 }
@@ -368,7 +373,8 @@ fn unlock(parent: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
 pub(super) fn open_below(parent: &OwnedFd, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match openat2(parent, name, flags, Mode::empty(), within) {
-        // Linux before 5.6: a mount point cannot be renamed, so it does not get here, and another device is noticed.
+        // Linux before 5.6 has no `openat2`, so compare the devices. A mount of the same device is not noticed, but a
+        // mount point cannot be renamed, so it is never moved into the trash.
         Err(Errno::NOSYS | Errno::PERM) => {
             let opened = openat(parent, name, flags, Mode::empty())?;
             let device = |of: &OwnedFd| fstat(of).map(|metadata| metadata.st_dev);

@@ -61,9 +61,10 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     header_timeout: Duration::from_secs(30),
     // Prometheus's default scrape timeout.
     write_timeout: Duration::from_secs(10),
-    // While a request waits in the common queue, all eight answers are free again within this time. So the last of 32
-    // waiting requests gets its turn within two seconds, plus the time to write 32 answers. In half a second a
-    // network of 100 Mbit/s takes 6 MB; a compressed answer for 5,000 containers has less than 1 MB.
+    // While a request waits in the common queue, a client that does not read keeps one of the eight answers for at most
+    // this time. So the last of 32 waiting requests gets its turn within two seconds, plus the time to write 32
+    // answers. In half a second a network of 100 Mbit/s takes 6 MB; a compressed answer for 5,000 containers has less
+    // than 1 MB.
     busy_write_timeout: Duration::from_millis(500),
     // The whole program has 5 s to stop.
     drain: Duration::from_secs(2),

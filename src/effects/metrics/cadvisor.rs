@@ -69,7 +69,7 @@ fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> 
     sample.pressure.map(pick).number()
 }
 
-/// A measured count. Its time is not shown, so it is 0.
+/// A measured count. The time is not shown, so it is 0.
 fn counted(value: u64) -> Reading<SampleValue> {
     Reading::Measured(SampleValue::Whole(value), model::time::Monotonic(0))
 }

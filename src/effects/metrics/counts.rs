@@ -17,7 +17,7 @@ pub struct ServerCounts {
     pub connections: Arc<ConnectionCounts>,
 }
 
-/// Resource use from `/proc/self`. Only a field that cannot be read has no series.
+/// Resource use from `/proc/self`. A field that cannot be read has no series; the other fields are still shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProcessFootprint {
     /// When the program was started, in seconds since 1970.

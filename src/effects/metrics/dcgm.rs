@@ -2,8 +2,8 @@
 //!
 //! The labels have dcgm-exporter's order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, for MIG `GPU_I_PROFILE`
 //! and `GPU_I_ID`, then `Hostname` (every release) and `hostname` (its main branch), `DCGM_FI_DRIVER_VERSION`, and
-//! `container`, `namespace`, `pod` if exactly one pod has the GPU or GPU instance to itself. The series of a shared
-//! GPU names no pod, because a sum of these series over pods must not count one GPU under two names.
+//! `container`, `namespace`, `pod` if exactly one pod has the GPU or GPU instance to itself. The series of a shared GPU
+//! names no pod. Otherwise a sum over pods would count the GPU once for each pod that uses it.
 //!
 //! On a GPU in MIG mode, memory and profiling series exist only for its GPU instances, because a sum over the GPU and
 //! its instances would count twice. All other series exist only for the GPU, without a pod: the GPU's power is not

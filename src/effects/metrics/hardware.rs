@@ -1,5 +1,5 @@
-//! Readings of a GPU that are taken rarely and consist of more than one number: NVLinks and fabric. Where
-//! dcgm-exporter has the same value as a rare reading, it is also written under dcgm-exporter's name.
+//! NVLinks and fabric of a GPU: readings that are taken rarely and have more than one number. A rare reading that
+//! dcgm-exporter has too is also written under dcgm-exporter's name.
 
 use super::row::MetricRow;
 use super::subject::LabelledSubjects;

@@ -2,9 +2,9 @@
 //! kubelet gets the answer. So the answer waits for one line and not for a folder, and if the agent is killed right
 //! after the answer, the next agent process still knows the ticket.
 //!
-//! Lines of tickets that now have a folder are removed by compaction, which rewrites the file with the open tickets
-//! only. The journal compacts after the last open ticket, when the file is large, and when one more line would not
-//! fit.
+//! Compaction removes the lines of tickets that now have a folder: it rewrites the file with the other tickets, the
+//! open ones. The journal compacts when no ticket is open, when the file is large and at least half of it is unused,
+//! and when one more line would not fit.
 
 use model::id::Ticket;
 use parking_lot::Mutex;

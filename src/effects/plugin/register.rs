@@ -18,8 +18,8 @@
 //!                none ── the previous agent's ends: nothing is dropped ── Register ──▶ this agent's
 //! ```
 //!
-//! The kubelet continues to use a connection that it does not remember, but does not notice its end. The last
-//! `Register` makes the kubelet remember this agent's connection. There are two cases in which it still remembers
+//! The kubelet continues to use a connection that it does not remember, but does not notice when that connection ends.
+//! The last `Register` makes the kubelet remember this agent's connection. In two cases the kubelet still remembers
 //! none: this agent is stopped before the last `Register`, or a slow kubelet sees the end of the previous agent's
 //! connection while it opens the new connection. So if no other agent takes over, an agent sends, before it ends, a
 //! list in which all devices are unhealthy (docs/decisions/0120).
@@ -51,7 +51,7 @@ use tonic::service::Routes;
 /// Once a second the kubelet checks whether a socket has disappeared from its registry. If so, it drops the plugin
 /// that serves the resource of that socket, even if that plugin has since registered by `Register`.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(3);
-/// The kubelet calls `ListAndWatch` right after a registration; without this call within this time, the registration
+/// The kubelet calls `ListAndWatch` right after a registration. If it does not call within this time, the registration
 /// is lost.
 const WATCHED_WITHIN: Duration = Duration::from_secs(15);
 /// Time between two checks of the agent's own socket: one `stat`.
@@ -61,28 +61,28 @@ const REGISTER_WITHIN: Duration = Duration::from_secs(15);
 /// Pause between the end of the previous agent and the last `Register`, so that a kubelet that is short of CPU time
 /// sees that end before it opens the new connection.
 pub(super) const REMEMBERED_AFTER: Duration = Duration::from_secs(2);
-/// Pause between the last list and the end of the streams, so that the kubelet reads the list on each stream: when
-/// one connection ends, the kubelet closes another one.
+/// Pause between the last list and the end of the streams, so that the kubelet reads the last list on each stream. When
+/// one connection ends, the kubelet also closes the connection that it remembers.
 const LEAVES_WITHIN: Duration = Duration::from_millis(50);
 /// Pause between two failed attempts while the kubelet runs.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
-/// Time between two checks for a kubelet that does not run: one `connect` each. The kubelet fails every pod that it
-/// admits before the agent has registered.
+/// Time between two checks whether a stopped kubelet runs again; each check is one `connect`. It is short, because the
+/// kubelet fails every pod that it admits before the agent has registered.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Pause after a lost registration: the kubelet drops the plugin of a resource when an older connection of the
-/// resource ends, and fails every pod that arrives before the next registration.
+/// Pause after a lost registration. It is short, because the kubelet drops the plugin of a resource when an older
+/// connection of the resource ends, and fails every pod that arrives before the plugin has registered again.
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
-/// The number of short pauses until a registration has lasted [`STABLE_AFTER`]: if the kubelet drops the agent
-/// repeatedly, it has a different reason.
+/// The number of short pauses that are allowed; a registration that lasts [`STABLE_AFTER`] allows them again. If the
+/// kubelet drops the agent more often, it has another reason, and the next pauses are longer.
 const SHORT_PAUSES: u32 = 3;
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Registers and serves the kubelet until `course.stop`. `state` shows the registration.
 ///
 /// # Errors
-/// If the list is longer than the kubelet accepts: the configuration must change, a restart does not help. If another
-/// agent listens on one of this agent's sockets: the two agents would take the resource from each other.
+/// If the list is longer than the kubelet accepts: the configuration must change, because a restart does not help. If
+/// another agent listens on one of this agent's sockets: the two agents would take the resource from each other.
 pub async fn serve(
     settings: Settings,
     list: watch::Receiver<Arc<[PluginDevice]>>,
@@ -250,9 +250,9 @@ impl Registrar {
         end
     }
 
-    /// Whether the kubelet may remember no connection of this agent, and no other agent takes over. Then the last
-    /// list must say that the devices are unhealthy. If another agent takes over, that list would replace the next
-    /// agent's list.
+    /// Whether the kubelet may remember no connection of this agent and no other agent takes over. Then the last list
+    /// must say that the devices are unhealthy. If another agent takes over, that list would replace the next agent's
+    /// list.
     fn may_be_forgotten(&self, end: &End) -> bool {
         let not_followed = match end {
             End::Stopped => self.course.followed.get() == Some(&false),
@@ -345,7 +345,7 @@ impl Registrar {
         self.stay(socket, watched, |watches| watches.open == 0).await
     }
 
-    /// Returns when the kubelet's watches are `lost`, or the socket no longer belongs to the agent.
+    /// Returns when `lost` is true for the kubelet's streams, or the socket no longer belongs to the agent.
     async fn stay(
         &self,
         socket: &ServedSocket,

@@ -35,8 +35,8 @@ impl From<SecondAgent> for std::io::Error {
     }
 }
 
-/// Another agent that listens on one of these sockets, which this agent needs, after a previous agent had time to
-/// end. An agent that was killed does not listen any more.
+/// Returns another agent that still listens on one of these sockets after a previous agent had time to close them. An
+/// agent that was killed does not listen any more.
 pub async fn find_second(sockets: &[PathBuf]) -> Option<SecondAgent> {
     let until = Instant::now() + CLOSES_WITHIN;
     loop {

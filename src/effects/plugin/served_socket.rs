@@ -22,7 +22,7 @@ pub(super) const MAX_REQUEST: usize = 16 * 1024 * 1024;
 
 /// The kubelet closes its connection within milliseconds of the end of the list.
 const DISCONNECTS_WITHIN: Duration = Duration::from_millis(500);
-/// A call from a client that hangs must not delay the next step.
+/// Timeout for the end of the server, so that a client whose call hangs does not delay the next step.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// One served socket.
@@ -69,7 +69,7 @@ impl ServedSocket {
 
     /// Ends every stream, then removes the file, then ends the server, so that the kubelet sees the end of the old
     /// registration before it can see a new one. The kubelet closes its connections when it has removed the
-    /// registration, and gets answers until then.
+    /// registration; until then its calls are answered.
     pub(super) async fn close(mut self) {
         self.service.end.cancel();
         let _ = timeout(DISCONNECTS_WITHIN, self.connections.wait_for(|open| *open == 0)).await;

@@ -32,7 +32,7 @@ pub(super) struct Service {
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
     /// Counts the kubelet's `ListAndWatch` streams.
     pub watched: watch::Sender<Watches>,
-    /// Cancelled for the last list: each stream, even a new one, then sends that all devices are unhealthy, and
+    /// When this is cancelled, each stream, even a new one, sends a last list in which all devices are unhealthy, and
     /// nothing more.
     pub leaves: CancellationToken,
     /// The end of this registration: it ends the streams, and the kubelet then closes its connection.

@@ -13,7 +13,7 @@ const MAX_SOCKETS: usize = 64;
 /// How the registration begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegistrationStart {
-    /// No agent ran on this node, or it ended a while ago.
+    /// No agent ran on this node before, or the last agent ended a while ago.
     Fresh,
     /// The previous agent has just closed. If it is of an earlier release, its socket in the registry may still
     /// exist.
@@ -69,9 +69,9 @@ impl Settings {
         [self.plugins.join(plugin), self.plugins.join(beside), self.registry.join(registry)]
     }
 
-    /// Removes the sockets that a killed agent left. Returns whether a socket was in the registry: the kubelet then
-    /// drops the plugin that serves the resource, even a new plugin, and refuses pods until the plugin registers
-    /// again. So the caller waits before it registers.
+    /// Removes the sockets that a killed agent left. Returns whether a socket was in the registry. If so, the kubelet
+    /// drops the plugin that serves the resource, even a new plugin, and refuses pods until the plugin registers again;
+    /// so the caller must wait before it registers.
     pub(super) fn clear(&self) -> bool {
         for folder in [&self.plugins, &self.registry] {
             clear_dead(folder, &self.sockets());
@@ -81,8 +81,8 @@ impl Settings {
         std::fs::remove_file(registry).is_ok()
     }
 
-    /// Removes the sockets of earlier agents. This agent kept them because the kubelet would have dropped it when
-    /// they were removed.
+    /// Removes the sockets of earlier agents. This agent kept them until now, because the kubelet would have dropped
+    /// this agent when they were removed.
     pub(super) fn clear_left(&self) {
         for path in self.socket_paths().into_iter().filter(|path| is_dead(path)) {
             let _ = std::fs::remove_file(path);
@@ -90,8 +90,8 @@ impl Settings {
     }
 
     /// Removes the socket that an agent of an earlier release has left in the registry, after the kubelet has
-    /// restarted. A kubelet drops a plugin with the registry socket through which the plugin registered, and no
-    /// plugin of this kubelet has registered that way.
+    /// restarted. A kubelet drops a plugin when the registry socket disappears through which the plugin registered, and
+    /// no plugin has registered with the restarted kubelet through this socket.
     pub(super) fn clear_registry(&self) {
         let [.., registry] = self.socket_paths();
         if is_dead(&registry) {
@@ -109,8 +109,8 @@ impl Settings {
     }
 }
 
-/// Removes the agents' sockets on which no process listens, except the names in `except`. When the agent was killed,
-/// the resource may have had another name, and the kubelet connects to the sockets in its registry repeatedly.
+/// Removes the agents' sockets on which no process listens, except the names in `except`. A killed agent may have
+/// served a resource of another name, and the kubelet tries the sockets in its registry again and again.
 fn clear_dead(folder: &Path, except: &[String]) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_SOCKETS) {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -293,8 +293,8 @@ async fn an_agent_that_follows_another_registers_at_once_and_keeps_the_registry_
     }
 }
 
-/// The list can end for any reason. But if the kubelet has removed the sockets in its plugin folder, it has
-/// restarted, and then it drops no plugin when the socket in its registry disappears.
+/// The end of the list alone does not show why it ended. But if the sockets in the plugin folder are gone, the kubelet
+/// has restarted, and then it drops no plugin when the socket in its registry disappears.
 #[tokio::test]
 async fn the_registry_socket_of_an_earlier_release_is_removed_after_a_restart_of_the_kubelet() {
     let mut registered = None;

@@ -10,11 +10,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 /// How long the agent waits at its end for starts. Most take milliseconds; the kubelet retries the others.
 const STARTS_WITHIN: Duration = Duration::from_secs(1);
-/// How long the agent waits at its end for admissions: an `Allocate` that came before this agent took over waits for
-/// that.
+/// How long the agent waits at its end for admission calls. An `Allocate` that arrived before this agent took over is
+/// answered only after the takeover.
 const ADMISSIONS_WITHIN: Duration = Duration::from_millis(4500);
-/// No call may be under way for this long: the kubelet sends the call for the next container of a pod right after the
-/// answer for the previous container.
+/// The agent ends only if no new call arrives within this time after the last answer: the kubelet sends the call for
+/// the next container of a pod right after the answer for the previous container.
 const QUIET: Duration = Duration::from_millis(5);
 
 /// The kind of a call: it determines what happens if the call is not answered.

@@ -15,8 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 
-/// Maximum of connections; a further connection is closed at once. This is four for each stream that may be open. An
-/// idle connection holds about 10 KiB, so all together stay below 3 MiB.
+/// Maximum of connections; a further connection is closed at once. The limit allows four connections for each stream
+/// that may be open. An idle connection holds about 10 KiB, so all together stay below 3 MiB.
 pub(super) const MAX_CONNECTIONS: usize = 256;
 /// Time for the first byte. A gRPC client sends first and at once, so a peer that is silent for this long is not a
 /// gRPC client.

@@ -1,5 +1,5 @@
 //! The level of the log: the number of `-v`, which can change while the program runs, and levels for single targets:
-//! `5,h2=debug`. The latter hold until the program ends or the level changes.
+//! `5,h2=debug`. Levels for single targets hold until the program ends or the level changes.
 
 use crate::admin::LogLevel;
 use parking_lot::Mutex;
@@ -15,8 +15,8 @@ impl Verbosity {
     /// The numbers that make a difference.
     pub const STEPS: [u8; 4] = [0, 2, 4, 5];
 
-    /// 0, 2, 4 or 5; 1 and 3 mean the next lower number, as users of klog expect. A number above 5 is refused, because it
-    /// would add nothing.
+    /// Reads 0, 2, 4 or 5. The numbers 1 and 3 mean the next lower number, as users of klog expect. A number above 5 is
+    /// refused, because it would add nothing.
     ///
     /// # Errors
     /// The numbers that are expected, as a sentence.
@@ -66,8 +66,8 @@ const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_
 
 /// The filter of each number: 0 logs key events, warnings and errors; 2 what the agent does about them; 4 each step; 5
 /// the libraries too, except those in `CHATTY`. Below 5 libraries log warnings and errors only, because their info
-/// lines are not for operators. The API client (`kube_client`) logs nothing below 5: it reports answers as errors that
-/// its caller handles, counts and logs itself.
+/// lines are not for operators. The API client (`kube_client`) logs nothing below 5: it would log failed requests as
+/// errors, which its caller handles, counts and logs itself.
 pub fn filter(verbosity: Verbosity) -> Filter {
     let (ours, libraries) = match verbosity.0 {
         0 | 1 => (LevelFilter::INFO, LevelFilter::WARN),
@@ -134,7 +134,7 @@ impl Level {
         Level { handle, now: Mutex::new(LevelSetting { verbosity: now, targets: Vec::new() }) }
     }
 
-    /// Sets the number to `next` of the current one, and removes the levels of single targets. `by` names the cause in
+    /// Replaces the current number by `next(number)`, and removes the levels of single targets. `by` names the cause in
     /// the log.
     pub fn change(&self, by: &str, next: impl FnOnce(Verbosity) -> Verbosity) {
         self.apply(by, |now| LevelSetting { verbosity: next(now.verbosity), targets: Vec::new() });
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use tracing::Level as Severity;
 
-    /// A crate that is missing here would be filtered like a library: its info lines would not be logged.
+    /// A crate that is missing in `OURS` would be filtered like a library: its info lines would not be logged.
     #[test]
     fn every_crate_of_the_program_is_ours() {
         let manifest = include_str!("../../../Cargo.toml");

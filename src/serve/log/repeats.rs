@@ -58,7 +58,7 @@ impl Repeats {
         true
     }
 
-    /// Ends the windows that are over and logs their counts. The owner calls it regularly.
+    /// Ends the windows that are over and logs their counts. The node task calls this regularly.
     pub fn log_counts(&self, now: Instant) {
         let over: Vec<Place> = {
             let mut places = self.places.lock();

@@ -36,13 +36,14 @@ pub trait HttpApplication: Send + Sync + 'static {
     /// Answers one request of a caller that may make it.
     fn answer(&self, request: Request<Incoming>, ends: Ends) -> impl Future<Output = Response<Self::Body>> + Send;
 
-    /// Returns when the next connection may be accepted; those that come meanwhile wait in the kernel's queue. The wait must
-    /// have an end.
+    /// Returns when the next connection may be accepted; connections that arrive meanwhile wait in the kernel's queue.
+    /// The wait must have an end.
     fn admits(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// Whether requests wait for what other requests hold. If so, a client that stops reading is cut earlier.
+    /// Whether requests wait for a resource that other requests hold. If so, a client that stops reading is cut
+    /// earlier.
     fn is_waited_for(&self) -> bool {
         false
     }

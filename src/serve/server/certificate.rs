@@ -30,9 +30,9 @@ const HTTP2: &[u8] = b"h2";
 pub enum HttpVersions {
     /// HTTP/1 only.
     Http1,
-    /// Also HTTP/2, for many requests at once on one connection. A client with a small HTTP/2 flow control window keeps
-    /// the last part of an answer in memory until its connection has been idle for too long, so this is only for ports
-    /// whose answers are small.
+    /// Also HTTP/2, for many requests at once on one connection. For a client with a small HTTP/2 flow control window,
+    /// the server keeps the last part of an answer in memory until the connection has been idle for too long, so this
+    /// is only for ports whose answers are small.
     Http1AndHttp2 {
         /// Most requests at once on one connection.
         streams: u32,
@@ -115,8 +115,9 @@ impl Certificates {
         self.again.notify_one();
     }
 
-    /// Checks the files for ever, and loads them when they change or after [`Certificates::read_again`]. If the new files
-    /// cannot be used, the old certificates stay in use. The files are read on a thread that may wait for the disk.
+    /// Checks the files for ever, and loads them when they change or after [`Certificates::read_again`]. If the new
+    /// files cannot be used, the old certificates stay in use. The files are read on a thread that may wait for the
+    /// disk.
     pub async fn keep_fresh(&self) -> Infallible {
         let Some(tls) = &self.files else { return std::future::pending().await };
         let mut known = self.loaded;
@@ -200,7 +201,8 @@ fn offering(mut config: ServerConfig, versions: HttpVersions) -> Arc<ServerConfi
     };
     config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
     if let HttpVersions::Http1AndHttp2 { .. } = versions {
-        // Clients of such a port keep one connection for hours and resume no session: session tickets would only cost memory.
+        // Clients of such a port keep one connection for hours and resume no session, so session tickets would only
+        // cost memory.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
     }

@@ -1,6 +1,6 @@
-//! Limits the number of open connections. When the limit is reached, the server closes a connection of the address that has
-//! most connections: the one that has been idle longest, and if none is idle, the one that has waited longest for its client to
-//! take an answer.
+//! Limits the number of open connections. When the limit is reached, the server closes a connection of the address with
+//! the most connections: the connection that has been idle longest or, if none is idle, the connection that has waited
+//! longest for its client to take an answer.
 //!
 //! So a client with a thousand connections costs no more memory than the limit allows, never keeps a health check out,
 //! and never closes the connection that another address keeps open. A client that makes requests and reads no answers
@@ -31,7 +31,7 @@ struct Slot {
 
 #[derive(Debug)]
 enum State {
-    /// No request is being answered since this moment.
+    /// No request is in progress; the connection has been idle since this moment.
     Idle(Instant),
     Busy(Requests),
     Gone,
@@ -163,16 +163,16 @@ impl ConnectionPermit {
         Busy { slot: Arc::clone(&self.0), untaken: None }
     }
 
-    /// Returns when no request has been answered for as long as `idle`, or when the client has not taken the next part of an
-    /// answer for as long as `untaken`.
+    /// Returns when the connection has been idle for the time `idle`, or when a part of an answer has waited for the
+    /// client for the time `untaken`.
     pub(super) async fn time_is_over(&self, idle: Duration, untaken: Duration) -> TimeOver {
         loop {
             let (over, left) = self.0.state.lock().left(Instant::now(), (idle, untaken));
             if left.is_zero() {
                 return over;
             }
-            // Either wait may begin during the sleep. The sleep ends before that wait's limit, and the time left is
-            // exact then.
+            // The connection may become idle, or an answer may begin to wait, during the sleep. The sleep is not longer
+            // than either limit, so it ends in time, and the loop then computes the time left again.
             tokio::time::sleep(left.min(idle).min(untaken)).await;
         }
     }

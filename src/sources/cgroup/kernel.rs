@@ -25,7 +25,7 @@ pub struct CgroupFileReader {
     pub reader: KernelFileReader,
     /// `/proc`.
     pub procfs: Vec<u8>,
-    /// Whether process lists are complete, and their PIDs mean the same in `/proc`.
+    /// Whether process lists are complete, and whether their PIDs are those in `/proc`.
     pub visibility: ProcVisibility,
     /// The cgroup trees.
     pub layout: CgroupLayout,
@@ -59,7 +59,7 @@ pub(super) enum Kept {
 #[derive(Debug, Default)]
 pub(super) struct Directories(pub(super) [Kept; CONTROLLERS]);
 
-/// Entries of [`Directories`]: one for each [`CgroupController`]. In a v2 tree they are one directory, opened once.
+/// Entries of [`Directories`]: one for each [`CgroupController`]. In a v2 tree all controllers share entry 0.
 const CONTROLLERS: usize = 6;
 
 /// A cgroup that no longer exists.
@@ -108,14 +108,16 @@ impl CgroupFileReader {
             Kept::Closed => self.reader.read_piece(&[tree, path.as_bytes(), name.as_bytes()]),
         };
         let result = text.map(parse);
-        // The directory may belong to a removed cgroup whose name a new one has taken.
+        // The directory may belong to a removed cgroup while a new cgroup has its name, so it is opened again next
+        // time.
         if result.is_err() {
             self.close(held);
         }
         self.reading(result, path, name)
     }
 
-    /// The processes in a cgroup, of which this many child cgroups are tracked separately: see [`members_in`].
+    /// Lists the processes in the cgroup at `path`. `others` is the number of child cgroups that are tracked separately
+    /// (see [`members_in`]).
     pub(super) fn members(
         &mut self,
         directories: &mut Directories,
@@ -123,8 +125,8 @@ impl CgroupFileReader {
         pids: &mut Vec<u32>,
     ) -> Result<u32, Absence> {
         let tree = self.layout.walked();
-        // In a v2 tree all controllers share entry 0. In v1 the memory tree, where mounted, is the walked one, and its
-        // directory is usually open already.
+        // cgroup v2 has one tree, whose directory is entry 0. In cgroup v1 the agent walks the memory controller's tree
+        // if it is mounted, so this uses the open directory of that controller.
         let held = &mut directories.0
             [if matches!(self.layout.trees, CgroupTrees::One(_)) { 0 } else { CgroupController::Memory as usize }];
         let own = self.layout.tree(CgroupController::Memory) == Some(tree);
@@ -167,7 +169,7 @@ impl CgroupFileReader {
         self.reading(result, path, name)
     }
 
-    /// Closes a file and returns its place to the limit.
+    /// Closes a file, so that another file may be kept open.
     pub(super) fn close(&mut self, kept: &mut Kept) {
         if let Kept::Open(file) = std::mem::take(kept) {
             drop(file);
@@ -210,7 +212,7 @@ impl CgroupFileReader {
     }
 }
 
-/// Holds a directory open from now on, if the limit allows it.
+/// Keeps a directory open, if the limit allows it.
 fn hold(reader: &mut KernelFileReader, files_left: &mut usize, held: &mut Kept, path: &[&[u8]]) {
     if let (Kept::Closed, 1..) = (&*held, *files_left)
         && let Ok(directory) = reader.directory(path)

@@ -146,8 +146,8 @@ impl ControllerTrees {
     }
 }
 
-/// Controllers and their trees: directories such as `memory` or `cpu,cpuacct`. The links `cpu -> cpu,cpuacct` that
-/// usually exist beside the latter are not needed.
+/// Controllers and their trees: directories such as `memory` or `cpu,cpuacct`. The symlinks `cpu -> cpu,cpuacct`, which
+/// usually exist too, are not needed.
 fn controllers(reader: &mut KernelFileReader, root: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut names = Vec::new();
     // A root that cannot be listed gives no controllers: the caller reports that.

@@ -23,8 +23,8 @@ pub fn members(reader: &mut KernelFileReader, tree: &[u8], path: &str, pids: &mu
     members_in(reader, &directory, (tree, path, 0), pids)
 }
 
-/// Like [`members`], with an open directory of the cgroup. `others` of its child cgroups are tracked separately (a
-/// pod's containers); if there are no more than these, no directory is listed.
+/// Like [`members`], with an open directory of the cgroup. `others` is the number of child cgroups that are tracked
+/// separately (the containers of a pod). If the cgroup has no other child, its directory is not listed.
 ///
 /// # Errors
 /// Like [`members`].
@@ -104,8 +104,8 @@ mod tests {
             pids.sort_unstable();
             assert_eq!(pids, expected);
         }
-        // The pod has two child cgroups. If both count as known, none is listed; if one does, the other is part of the
-        // pod itself.
+        // The pod has two child cgroups. If both are tracked separately, no child is listed; if only one is, the
+        // processes of the other belong to the pod itself.
         let directory = reader.directory(&[&tree, pod.as_bytes()]).unwrap();
         for (others, expected) in [(2, vec![1]), (1, vec![1, 6])] {
             assert_eq!(members_in(&mut reader, &directory, (&tree, pod, others), &mut pids), Ok(0));

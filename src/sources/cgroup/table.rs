@@ -32,7 +32,7 @@ pub struct CgroupTable {
     turns: u64,
     pass: u64,
     left_out: u32,
-    /// Found once and kept; until it is found, no pod's network is read.
+    /// How network namespaces are identified, detected once. Before that, no pod's network is read.
     namespaces: Option<NetworkNamespaces>,
     found: Vec<FoundCgroup>,
     due: Vec<Arc<str>>,
@@ -193,8 +193,8 @@ impl CgroupTable {
         let net = NetworkReader { procfs: &self.kernel.procfs, namespaces };
         let reading = totals.read_through(&mut self.kernel.reader, net, &self.pids);
         match reading.absence() {
-            // In a private PID namespace, process 1 is not the host's: sharing its network does not mean the host's
-            // network.
+            // In a private PID namespace, process 1 is not the host's process 1, so a pod that shares its network is
+            // not in the host's network.
             Some(Absence::NoLivingProcess | Absence::HostNetwork)
                 if self.kernel.visibility == ProcVisibility::Private =>
             {
@@ -205,8 +205,8 @@ impl CgroupTable {
         }
     }
 
-    /// Living processes of a pod with their start times, the oldest first. The oldest is the sandbox's, which holds the
-    /// network namespace; a container may have made one of its own.
+    /// Living processes of a pod with their start times, the oldest first. The oldest process is the sandbox's, which
+    /// is in the pod's network namespace; a container may have made another namespace.
     fn find_candidates(&mut self, path: &str, candidates: &mut Vec<(u64, u32)>) {
         let CgroupTable { kernel, cgroups, pids, hidden, .. } = self;
         candidates.clear();
@@ -229,7 +229,8 @@ impl CgroupTable {
         candidates.sort_unstable();
     }
 
-    /// All last readings. Paths are in order, so a pod comes before its containers, whose processes it sums.
+    /// The last readings of all cgroups. Paths are sorted, so a pod comes before its containers. Their processes are
+    /// added to the pod's.
     fn report(&self) -> Vec<CgroupReport> {
         let mut reports: Vec<CgroupReport> = Vec::with_capacity(self.cgroups.len());
         let mut pod: Option<usize> = None;
@@ -272,7 +273,7 @@ fn plus<T>(one: Reading<T>, other: Reading<T>, sum: impl Fn(T, T) -> T) -> Readi
 
 #[cfg(test)]
 impl CgroupTable {
-    /// Makes every cgroup look active since its last slow reading: the cost of a node without idle cgroups.
+    /// Makes every cgroup look active since its last slow reading, to measure the cost of a node without idle cgroups.
     pub(crate) fn forget_idle_state(&mut self) {
         self.cgroups.values_mut().for_each(TrackedCgroup::forget_idle_state);
     }

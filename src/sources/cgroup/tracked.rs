@@ -34,10 +34,10 @@ use wire::cgroup_file::{
     number, oom_kills, process_io,
 };
 
-/// Slow readings from one reading of the limits to the next.
+/// Every nth slow reading also reads the limits; this is n.
 const LIMITS_EVERY: u64 = 6;
-/// Most processes of one cgroup whose `io` is read, about 15 µs each. A cgroup with more has no sum, rather than a
-/// partial one.
+/// Limit of processes of one cgroup whose `io` is read, about 15 µs each. A cgroup with more processes has no sum,
+/// because a partial sum would be wrong.
 const MAX_IO_PROCESSES: usize = 256;
 
 /// The files of each slow reading that are worth keeping open: three of eleven.
@@ -48,8 +48,8 @@ struct SlowFiles {
     tasks: Kept,
 }
 
-/// One cgroup and its last readings. It keeps its files open from one reading to the next, because a node has thousands of
-/// cgroups.
+/// One cgroup and its last readings. Its files stay open from one reading to the next, because opening the files of
+/// thousands of cgroups each time would cost too much.
 #[derive(Debug)]
 pub struct TrackedCgroup {
     /// Its path and kind.
@@ -149,7 +149,8 @@ impl TrackedCgroup {
         kernel.gone(path)
     }
 
-    /// Reads everything else except the network. [`TrackedCgroup::read_use`] comes first: the working set needs its reading.
+    /// Reads everything else except the network. Call [`TrackedCgroup::read_use`] first, because the working set needs
+    /// its reading.
     ///
     /// # Errors
     /// [`CgroupGone`].
@@ -173,13 +174,13 @@ impl TrackedCgroup {
             self.read_block_io_v2(kernel);
         } else if !idle {
             self.read_cpu_v1(kernel, limits);
-            // Where the kernel does not count, the file is read only along with the limits, to see whether it counts by
-            // now.
+            // If the kernel does not count, the file is read only along with the limits, to notice when the kernel
+            // begins to count.
             if limits || self.sample.io_read.absence() != Some(Absence::KernelDoesNotCount) {
                 self.read_block_io_v1(kernel);
             }
         }
-        // A v2 tree beside v1 trees may not have this cgroup: read again along with the limits.
+        // A v2 tree beside v1 trees may not have this cgroup. Then the file is read again only along with the limits.
         if limits || self.sample.pressure.absence() != Some(Absence::NoSuchFile) {
             self.read_pressure(kernel);
         }

@@ -22,7 +22,8 @@ const MAX_DEPTH: usize = 16;
 /// Most directories that are held open: a node has three with pods in them, and a host some dozens of slices.
 const MAX_HELD: usize = 64;
 
-/// Full walks from one thorough walk to the next: with a full walk every 5 s, 30 s. Listing 100 pods costs about 1 ms.
+/// Every nth full walk is thorough; this is n. With a full walk every 5 s, that is every 30 s. Listing 100 pods costs
+/// about 1 ms.
 const THOROUGH_EVERY: u64 = 6;
 
 /// A newly found pod or container.
@@ -95,9 +96,9 @@ impl CgroupWalk {
     }
 
     /// Searches for new pods and containers where something has changed. A `full` walk also searches where the file
-    /// system does not count subdirectories, and from time to time everywhere. `keep` keeps a cgroup, or returns
-    /// `false` if the table is full. Returns the number of cgroups that were not kept; a walk that is not thorough
-    /// repeats the last thorough number.
+    /// system does not count subdirectories, and from time to time everywhere (a thorough walk). `keep` keeps a cgroup,
+    /// or returns `false` if the table is full. Returns the number of cgroups that were not kept; a walk that is not
+    /// thorough repeats the number of the last thorough walk.
     pub fn find(
         &mut self,
         reader: &mut KernelFileReader,
@@ -149,8 +150,8 @@ impl CgroupWalk {
         }
     }
 
-    /// Another directory has taken this one's name: forgets the contents of the old one. Returns the new index of the
-    /// directory.
+    /// Forgets the contents of a directory that another directory of the same name has replaced. Returns the new index
+    /// of the directory.
     fn forget_below(&mut self, at: usize) -> usize {
         self.directories[at].held = None;
         let above = format!("{}/", self.directories[at].path);

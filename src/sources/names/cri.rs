@@ -59,7 +59,8 @@ impl PolledSource for Cri {
     const PERIOD: Duration = Duration::from_secs(5);
 
     async fn poll(&mut self) -> Result<(), RequestError> {
-        // Taken out during the request, so that a failed runtime is dropped and searched for again.
+        // The connection is taken out during the request. After a failure it is dropped, and the next poll searches for
+        // the runtime again.
         let mut runtime = match self.runtime.take() {
             Some(runtime) => runtime,
             None => self.find().await?,

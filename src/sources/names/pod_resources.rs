@@ -39,8 +39,8 @@ impl PolledSource for PodResources {
             None => PodResourcesListerClient::new(connect(&self.path).await?).max_decoding_message_size(MAX_RESPONSE),
         };
         let listed = match response("List", &self.path, client.list(ListPodResourcesRequest {})).await {
-            // The kubelet limits all clients together to bursts of ten requests. It works, and the agent repeats the
-            // request in the next period.
+            // The kubelet works, but limits the requests of all clients together to bursts of ten. The agent repeats
+            // the request in the next period.
             Err(RequestError::Refused { status, .. }) if status.code() == Code::ResourceExhausted => {
                 self.client = Some(client);
                 return Ok(());

@@ -1,5 +1,5 @@
-//! The driver gate holds whether the NVML library may be open. An operator requests that the agent closes it. The
-//! poller closes it and records that here.
+//! The driver gate holds whether the NVML library may be open. An operator requests that the agent closes the library.
+//! The poller closes it and records that here.
 //!
 //! ```text
 //!   Held ──release──▶ LettingGo ──the poller has closed the library──▶ Released
@@ -8,8 +8,9 @@
 //!    └──take_back, expire────┴────────────────────────────────────────────┘
 //! ```
 //!
-//! If the poller cannot close the library, `Held` has the reason. `release` in `LettingGo` or `Released` only sets a
-//! new end. Without a driver the state is `Held` too: the agent opens the library as soon as there is a driver.
+//! If the poller cannot close the library, `Held` has the reason. In the states `LettingGo` and `Released`, `release`
+//! only sets a new end time. Without a driver the state is `Held` too: the agent opens the library as soon as there is
+//! a driver.
 
 use model::driver_hold::DriverHold;
 use model::time::Monotonic;
@@ -21,7 +22,7 @@ use tokio::sync::watch;
 pub struct DriverGate(Arc<watch::Sender<DriverHold>>);
 
 impl DriverGate {
-    /// Requests that the library is closed until then; if it is closed already, this becomes the new end.
+    /// Requests that the library is closed until this time. If the library is closed already, this sets a new end time.
     pub fn release(&self, until: Monotonic) {
         self.0.send_modify(|hold| {
             *hold = match *hold {

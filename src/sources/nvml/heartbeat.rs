@@ -1,5 +1,5 @@
 //! The heartbeat of a thread that calls NVML. Every call is made between two beats, so the supervisor sees a call that
-//! does not return, and a replaced poller notices it when its call returns after all.
+//! does not return. When such a call returns after all, its poller learns from the heartbeat that it was replaced.
 
 use crate::nvml::absence::reason;
 use crate::nvml::settings::DriverPatience;

@@ -47,8 +47,8 @@ pub(super) struct Session {
     messages: SyncSender<Message>,
     /// The library, once it was initialised; it is never unloaded.
     loaded: Option<&'static Nvml>,
-    /// How often it was initialised without being shut down. It is not shut down while a thread may hang inside, so
-    /// this grows at most once for each time that the driver goes away meanwhile.
+    /// How often the library was initialised since its last shutdown. It is not shut down while a thread may hang in
+    /// it; meanwhile the count grows by one each time the driver goes away.
     inits: u32,
     open: bool,
     verified: bool,
@@ -117,7 +117,8 @@ impl Session {
         }
     }
 
-    /// Ends the session. Without the shutdown, initialising again would only count up and keep the old session.
+    /// Ends the session. Without the shutdown, initialising again would only increase NVML's count of sessions and
+    /// keep the old session.
     pub(super) fn close(&mut self) {
         (self.open, self.verified) = (false, false);
         // If a thread hangs inside the library, the shutdown may hang as well.
@@ -177,7 +178,7 @@ impl Session {
         let why = missing.why;
         let replaced = why == VERSION_MISMATCH && self.worked;
         if replaced {
-            // The owner of the node's state ends the agent.
+            // The node task then ends the agent.
             self.reporter.fact(Fact::GpuDriverReplaced);
         }
         if self.reported.replace(why) != Some(why) {

@@ -35,8 +35,8 @@ pub(super) struct Stalls {
 }
 
 impl Stalls {
-    /// The GPUs to report, each with the reason of all its readings: those whose reason has changed, or with `again`
-    /// all that cannot be called.
+    /// The GPUs to report, each with the reason why all its readings are absent: the GPUs whose reason has changed or,
+    /// with `again`, all GPUs that cannot be called.
     pub(super) fn changes(
         &mut self,
         gpus: impl Iterator<Item = GpuUuid>,

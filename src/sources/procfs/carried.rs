@@ -2,8 +2,8 @@
 //! removed.
 //!
 //! The counts of a removed member stay in the sum. Its last counters are kept, so that a member that returns with the
-//! same counters (an interface that was moved into a container and back) is not counted twice. The counters of a member
-//! that returns with lower ones have started again from zero.
+//! same counters (an interface that was moved into a container and back) is not counted twice. If a member returns with
+//! lower counters, they have started again from zero, and the sum grows by all of them.
 
 /// Counters of `N` kinds, summed over members.
 #[derive(Clone, Debug)]

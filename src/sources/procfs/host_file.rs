@@ -94,7 +94,7 @@ pub struct MemInfo {
 /// [`MalformedHostFile`].
 pub fn meminfo(text: &[u8]) -> Result<MemInfo, MalformedHostFile> {
     let text = complete(text)?;
-    // procfs-core multiplies a value by its unit without a check, and the product must fit. The kernel has one unit.
+    // procfs-core multiplies a value by its unit without a check, so the product must fit. The kernel writes only kB.
     let fits = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let value = words.next().and_then(|value| value.parse::<u64>().ok());
@@ -200,8 +200,8 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A `meminfo` with these lines (`MemTotal: 1 kB`) in place of the kernel's, and all other lines that a kernel always
-    /// writes.
+    /// A `meminfo` with these lines (`MemTotal: 1 kB`) in place of the kernel's, and all other lines that a kernel
+    /// always writes.
     pub(crate) fn meminfo_with(lines: &[&str]) -> String {
         let always = "MemTotal MemFree Buffers Cached SwapCached Active Inactive SwapTotal SwapFree Dirty Writeback Mapped Slab Committed_AS VmallocTotal VmallocUsed VmallocChunk";
         let given = |key: &&str| !lines.iter().any(|line| line.split(':').next() == Some(*key));

@@ -26,7 +26,8 @@ pub(crate) struct Interfaces {
     procfs: Vec<u8>,
     /// Whether the host's sysfs is mounted at another path than `/sys`.
     mounted: bool,
-    /// Interfaces with a device of their own. Once there was one, names are no longer used, because the sum would jump.
+    /// Interfaces with a device of their own. As soon as there was one, interfaces are never selected by name again,
+    /// because the sum would jump.
     devices: BTreeSet<Box<[u8]>>,
     by_device: bool,
 }
@@ -86,8 +87,9 @@ impl Interfaces {
     }
 }
 
-/// Whether the agent is in process 1's network namespace, which its own `/sys` shows then. Compares the namespace links
-/// if they may be read, else the inodes of the counter files, which are one for each namespace.
+/// Whether the agent is in the network namespace of process 1, so that the agent's own `/sys` shows the machine's
+/// interfaces. Compares the namespace links if the agent may read them, else the inodes of the counter files, which
+/// differ between namespaces.
 fn same_network(reader: &mut KernelFileReader, procfs: &[u8]) -> bool {
     let by_link = |reader: &mut KernelFileReader, process| namespace(reader, procfs, process, "net");
     if let Ok(host) = by_link(reader, b"1") {
@@ -97,8 +99,8 @@ fn same_network(reader: &mut KernelFileReader, procfs: &[u8]) -> bool {
     by_counters(b"1").is_ok_and(|host| by_counters(b"self") == Ok(host))
 }
 
-/// Selects by name: not a bridge, bond, tunnel, VLAN or a pod's end, whose bytes pass a physical interface as well or
-/// never leave the machine.
+/// Whether the name is not that of a bridge, bond, tunnel or VLAN, or of the host's end of a pod's interface. Their
+/// bytes pass a physical interface as well or never leave the machine.
 fn external_by_name(name: &[u8]) -> bool {
     #[rustfmt::skip]
     const INTERNAL: [&[u8]; 47] = [

@@ -103,8 +103,8 @@ impl NetworkReader<'_> {
 }
 
 impl NetworkTotals {
-    /// Reads through the process of the last read. `None` if it is no longer in that namespace: the caller finds
-    /// another.
+    /// Reads through the process of the last read. `None` if that process is no longer in the namespace: the caller
+    /// then finds another process.
     pub fn read_again(
         &mut self,
         reader: &mut KernelFileReader,
@@ -147,7 +147,7 @@ impl NetworkTotals {
         }
     }
 
-    /// Reads once through one process. After `Ok`, no process is kept if it is in the host's namespace.
+    /// Reads once through one process. If the process is in the host's namespace, it is not kept for the next read.
     fn read(&mut self, reader: &mut KernelFileReader, net: NetworkReader<'_>, pid: u32) -> Result<(), ProcError> {
         let before = net.number(reader, pid)?;
         if before == net.namespaces.host {
@@ -157,8 +157,9 @@ impl NetworkTotals {
         self.read_in(reader, net, pid, before)
     }
 
-    /// Reads the counters through a process of this namespace, if it is still present afterwards. If the counter file
-    /// identifies the namespace, its inode is enough, and it cannot change during the read.
+    /// Reads the counters through a process of this namespace, and checks that the process was in the namespace during
+    /// the read. If namespaces are identified by the inode of the counter file, the inode of the file that was read
+    /// shows this.
     fn read_in(
         &mut self,
         reader: &mut KernelFileReader,

@@ -3,7 +3,7 @@
 //! ```text
 //!   the agent's namespace is the machine's             everything is visible
 //!   it is private, and so is `/proc`                   only its own processes, not the machine or the host's network
-//!   it is private, and `/proc` is of one above         `/proc` shows other PIDs than the kernel's lists of processes
+//!   it is private, and `/proc` is that of one above   `/proc` shows other PIDs than the kernel's lists of processes
 //! ```
 //!
 //! What must never happen here: values of a container shown as those of the machine.
@@ -23,7 +23,8 @@ pub enum ProcVisibility {
     /// Those of the agent's private namespace: `/proc` has no others, and lists of processes leave the others out.
     Private,
     /// The agent is in a private namespace and reads a `/proc` that was mounted in a namespace above. That `/proc` is
-    /// the machine's, but the PIDs in lists of processes are of the agent's namespace, and mean other processes there.
+    /// the machine's. PIDs in process lists are those of the agent's namespace; in that `/proc` they are other
+    /// processes.
     Mounted,
 }
 

@@ -24,8 +24,8 @@ use std::time::Duration;
 use wire::cgroup_file::{digits, process_io};
 use wire::proc_file::ProcStat;
 
-/// Least time from the beginning of a pass to the beginning of the next, as a multiple of the pass: a quarter of a
-/// percent of a core.
+/// Shortest time between the starts of two passes, as a multiple of the duration of a pass. So passes use at most a
+/// quarter of a percent of a core.
 pub const SHARE: u32 = 400;
 /// [`SHARE`] applies at this period, the default slow period; a shorter period costs more in proportion.
 const USUAL: Duration = Duration::from_secs(5);
@@ -37,8 +37,8 @@ const LONGEST: Duration = Duration::from_secs(120);
 const SLICE: usize = 2048;
 /// Processes whose `io` is read in one turn, about 15 µs each; the others keep their last reading.
 const IO_A_SLICE: usize = 256;
-/// Passes from one reading of an owner to the next, a minute at the usual period. Processes take turns by their PID:
-/// with 400 processes that is 33 more files a pass, about half a millisecond.
+/// The owner of a process is read again after this number of passes, a minute at the usual period. Processes take turns
+/// by their PID: with 400 processes that is 33 more files a pass, about half a millisecond.
 const OWNER_EVERY: u64 = 12;
 /// Most processes that are kept: the kernel's default limit of PIDs. Further ones are only counted.
 const MAX_KNOWN: usize = 32_768;
@@ -241,7 +241,8 @@ impl ProcessPasses {
         }
     }
 
-    /// The owner of a process, if its PID is still its own after the read. An unchanged owner needs no second check.
+    /// Reads the owner of a process, then checks that the PID still belongs to this process. An owner that has not
+    /// changed needs no check.
     fn owner(&mut self, key: ProcessKey) -> ProcessOwner {
         let owner = self.owners.owner(key);
         if self.known.get(&key.pid).is_some_and(|known| known.process.key == key && known.process.owner == owner) {

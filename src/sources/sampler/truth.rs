@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 /// Name of the variable with the task for a process that these tests start.
 const TASK: &str = "GPU_STEWARD_TEST_TASK";
-/// Bytes that a process touches. The kernel charges a cgroup in batches of 256 KiB for each processor, and the process has a
-/// MiB of its own, so two percent must be several MiB.
+/// Bytes that a process touches. The kernel charges a cgroup in batches of 256 KiB for each processor, and the process
+/// has a MiB of its own, so two percent must be several MiB.
 const HELD: usize = 256 << 20;
 
 fn table(turns: u64) -> CgroupTable {
@@ -76,8 +76,8 @@ fn read_line(child: &mut Child, prefix: &str) -> String {
     lines.map(Result::unwrap).find_map(|line| line.split(prefix).nth(1).map(str::to_string)).expect(prefix)
 }
 
-/// No test by itself: [`task`] starts this test binary again with this function as its entry, because the binary has no
-/// `main` of ours. The tests that start it check its output. Without the variable it ends at once, and counts as
+/// Not a test of its own: [`task`] starts this test binary again with this function as its entry, because the binary
+/// has no `main` of ours. The tests that start it check its output. Without the variable it ends at once, and counts as
 /// passed.
 #[test]
 fn entry_of_a_child_process() {
@@ -278,8 +278,8 @@ fn from_a_private_cgroup_namespace_owners_are_found_in_the_mounted_hierarchy() {
     let containers: Vec<(String, u32)> = containers.map(|one| (one.path.clone(), one.pid)).collect();
     for (path, pid) in &containers {
         let inner = task("owner");
-        // The root of the new namespace is the cgroup that the process is in at that moment: beside the pod, below every
-        // hierarchy's root.
+        // The root of the new namespace is the cgroup of the process at that moment: the cgroup of the first container,
+        // below the root of every hierarchy.
         let mut child = Command::new("sh");
         child.args(["-c", "read joined; exec unshare -C \"$@\"", "sh"]).arg(inner.get_program()).args(inner.get_args());
         let mut child = child.env(TASK, "owner").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

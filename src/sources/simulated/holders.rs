@@ -11,8 +11,8 @@ use std::fmt;
 
 /// Processes on one GPU.
 pub(super) const ON_EACH: usize = 2;
-/// Most processes that are read in one search: each costs a few reads of `/proc`, so this is about 20 ms. The search
-/// for missing processes is repeated with the next list.
+/// Limit of processes that are read in one search: each costs a few reads of `/proc`, so this is about 20 ms. If one
+/// search does not find enough processes, the next process list searches again.
 const LOOKED_AT: usize = 512;
 
 /// A container that holds one of the GPUs.
@@ -26,7 +26,7 @@ pub struct SimulatedHolder {
     pub memory: Option<Bytes>,
 }
 
-/// Returns the containers that hold GPUs now, and which.
+/// Returns the containers that hold GPUs now, and which GPU each container holds.
 pub struct SimulatedHolders(pub Box<dyn Fn() -> Vec<SimulatedHolder> + Send>);
 
 impl fmt::Debug for SimulatedHolders {
@@ -100,8 +100,8 @@ impl SimulatedProcesses {
         }
     }
 
-    /// The processes on one GPU. Processes that hold none are assigned in turn, so that few processes spread over many
-    /// GPUs.
+    /// The processes on one GPU. Processes that hold no GPU are assigned to the GPUs in turn, so that a few processes
+    /// are spread over many GPUs.
     pub(super) fn of(&self, gpu: u32) -> Vec<SimulatedProcess> {
         let gpus = self.wanted / ON_EACH;
         let place = usize::try_from(gpu).unwrap_or(usize::MAX);

@@ -31,7 +31,8 @@ pub(crate) struct Fault {
 /// Largest file that the agent reads. All settings take about a screen.
 pub(crate) const MAX_BYTES: u64 = 64 * 1024;
 
-/// Ends the error of a file that cannot be parsed to its end: the error names one mistake, and there may be more.
+/// The end of the error message if the file cannot be parsed completely. The message names one mistake, but there may
+/// be more.
 const EXPECTED: &str = "expected a line such as `period: 2s` for each setting; what follows was not checked";
 
 impl Fault {
@@ -45,7 +46,7 @@ impl Fault {
 pub(crate) struct Contents {
     /// The valid settings.
     pub entries: Vec<Entry>,
-    /// The mistakes in the other lines: an unknown key does not hide the next mistake.
+    /// The mistakes in the other lines. Parsing continues after a mistake such as an unknown key.
     pub faults: Vec<Fault>,
 }
 

@@ -67,8 +67,8 @@ pub(crate) struct Layers {
     pub faults: Vec<Problem>,
     /// The removed settings that are still set.
     pub ignored: Vec<IgnoredSetting>,
-    /// Whether the file was parsed to its end, or does not exist. Only then is it known which settings it does not
-    /// set.
+    /// Whether the file was parsed to its end, or does not exist. Only then is it known which settings are missing from
+    /// it.
     pub complete: bool,
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 /// One removed setting, or one removed value of a setting.
 #[derive(Debug)]
 pub(crate) struct Removed {
-    /// The name of the setting: flag, key of the file and, in capitals, environment variable.
+    /// The name of the setting. It is also the flag, the key in the file and, in capitals, the environment variable.
     pub name: &'static str,
     /// The removed value; `None`: the whole setting was removed.
     pub value: Option<&'static str>,
@@ -21,7 +21,7 @@ const fn setting(name: &'static str, advice: &'static str) -> Removed {
     Removed { name, value: None, advice }
 }
 
-/// All rows. The command that read these settings is `agent`.
+/// All removed settings and values. The command `agent` used to read them.
 #[rustfmt::skip]
 static REMOVED: &[Removed] = &[
     setting("registration", "the agent always registers with kubelet by the call Register; remove this setting"),

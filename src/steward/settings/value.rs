@@ -69,7 +69,7 @@ pub(crate) fn split_counts(text: &str) -> Result<Vec<(String, u32)>, Why> {
     text.split(',').map(pair).collect()
 }
 
-/// A factor above 0 and at most 10: with more, no swapping can make up for the missing GPU memory.
+/// A factor above 0 and at most 10. With a larger factor, swapping could not make up for the missing GPU memory.
 pub(crate) fn scaling(text: &str) -> Result<DeviceScaling, Why> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor <= 10.0).and_then(DeviceScaling::new);
     factor.ok_or_else(|| "expected a factor above 0 and at most 10".into())
@@ -172,7 +172,7 @@ pub(crate) fn xids(text: &str) -> Result<BTreeSet<u32>, Why> {
     text.split(',').map(one).collect()
 }
 
-/// The quiet period of a GPU, at most 24 h: no operator waits longer for a GPU.
+/// The quiet period of a GPU, at most 24 h, because no operator would wait longer for a GPU.
 pub(crate) fn quiet(text: &str) -> Result<Duration, Why> {
     let quiet = time(text)?;
     if quiet <= Duration::from_secs(86_400) { Ok(quiet) } else { Err("at most 24h".into()) }
@@ -358,7 +358,7 @@ pub(crate) fn node_policy(text: &str) -> Result<NodePolicy, Why> {
     placement::node_policy(text).map_err(|_| "expected binpack or spread".into())
 }
 
-/// Which GPUs of a node a container prefers: words of HAMi's annotation, in order of importance.
+/// Which GPUs of a node a container prefers: a list of words from HAMi's annotation, the most important word first.
 pub(crate) fn gpu_policy(text: &str) -> Result<GpuPolicy, Why> {
     placement::gpu_policy(text).map_err(|_| "expected a list of binpack, spread, numa, mutex and topology-aware".into())
 }
@@ -387,8 +387,8 @@ pub(crate) fn answered_nodes(text: &str) -> Result<AnsweredNodes, Why> {
     })
 }
 
-/// The difference between the scores of two nodes. kube-scheduler multiplies it by 10 and by at most the number of
-/// nodes; the result must stay far below 2^63.
+/// The difference between the scores of two neighbours in the order of the node policy. A score is at most this step
+/// times the number of nodes, and kube-scheduler multiplies it by 10. The result must stay far below 2^63.
 pub(crate) fn score_step(text: &str) -> Result<i64, Why> {
     match text.parse() {
         Ok(step) if (1..=1_000_000).contains(&step) => Ok(step),

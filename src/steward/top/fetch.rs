@@ -67,7 +67,7 @@ pub(crate) enum FetchError {
 }
 
 impl FetchError {
-    /// An agent that serves HTTPS closes a connection that speaks plain HTTP.
+    /// Advice for plain HTTP to an agent that serves HTTPS. Such an agent closes the connection.
     fn https_hint(url: &str, source: &hyper::Error) -> &'static str {
         let closed = source.is_incomplete_message() || source.is_parse() || source.is_closed() || source.is_canceled();
         if closed && url.starts_with("http://") {
@@ -164,8 +164,7 @@ impl Agent {
         tokio::select! {
             responses = &mut requests => responses,
             ended = connection => match ended {
-                // The connection closed after the last response was read into memory: the requests still have the
-                // response.
+                // The connection closed after the last response was read into memory, so the requests can still finish.
                 Ok(()) => requests.await,
                 Err(source) => Err(http(source)),
             },

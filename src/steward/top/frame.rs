@@ -6,7 +6,8 @@ use crate::top::state::State;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-/// Maximum of notes that are printed; the others are counted. A hundred rows share a few reasons.
+/// Maximum number of notes that are printed; further notes are only counted. Even a hundred rows have only a few
+/// different reasons.
 const MAX_NOTES: usize = 20;
 
 /// The whole frame, `width` columns wide and high enough to show everything.
@@ -202,7 +203,7 @@ mod tests {
         assert!(plain(&state, 80).contains("– GPU 3 could not be identified: GPU is lost"));
     }
 
-    /// Replaces the leaf with number `left` in a document by `with`.
+    /// Replaces leaf number `left` of a document by `with`.
     fn replace(value: &mut Value, left: &mut usize, with: &Value) {
         match value {
             Value::Array(items) => items.iter_mut().for_each(|item| replace(item, left, with)),

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 /// Default address of an agent.
 const URL: &str = "http://127.0.0.1:9410";
-/// Shortest interval in seconds. By default, an agent makes a view each second; shorter intervals are for faster
-/// agents.
+/// Shortest interval in seconds. An agent makes a view each second by default, and more often if its settings say so.
 const MIN_INTERVAL: f64 = 0.2;
 /// Longest interval in seconds: one hour.
 const MAX_INTERVAL: f64 = 3600.0;

@@ -14,7 +14,7 @@ pub(crate) const OLD_MARK: char = '*';
 pub(crate) struct Cells {
     /// In the order of the view's columns.
     pub(crate) texts: Vec<String>,
-    /// `power: not supported by this device`, each with the number of its column.
+    /// Notes such as `power: not supported by this device`, each with the number of its column.
     pub(crate) notes: Vec<(usize, String)>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn rate(bytes_per_second: &f64) -> String {
 fn scaled(value: f64) -> String {
     const STEPS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
     let (mut value, mut step) = (value.max(0.0), 0);
-    // 1023.95 would be shown as 1024.0.
+    // Step up at 999.95: with the limit 1024, a value such as 1023.95 K would be shown as `1024.0K`, which is too long.
     while value >= 999.95 && step + 1 < STEPS.len() {
         value /= 1024.0;
         step += 1;

@@ -23,9 +23,9 @@ pub fn for_all(spec: &CdiSpec) -> Result<&CdiEdits, String> {
     }
 }
 
-/// The edits for a container that gets one device: the first of `names` that the spec has, on the GPU `/dev/nvidiaN`
-/// with N = `minor`. If the spec has none of `names`, the device nodes of this GPU come from its device `all`. `None`
-/// where the spec has nothing for this device.
+/// The edits for a container that gets one device of the GPU `/dev/nvidiaN` with N = `minor`: those of the first of
+/// `names` that the spec has. If it has none of them, the device nodes of this GPU are taken from the spec's device
+/// `all`. `None` if the spec has nothing for this device.
 ///
 /// # Errors
 /// The text names the device node of another GPU that the container would get.

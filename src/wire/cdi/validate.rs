@@ -1,5 +1,5 @@
-//! The checks that every runtime makes, made here before a CDI spec is written or trusted: names, variables, paths,
-//! hooks, and the number of entries.
+//! The checks that every container runtime makes on a CDI spec. The agent makes them before it writes or trusts a spec:
+//! names, variables, paths, hooks, and the number of entries.
 
 use super::edits::{CdiDeviceNode, CdiEdits, CdiHook, CdiMount, name_of};
 use super::spec::CdiSpec;

@@ -3,7 +3,7 @@
 /// Largest factor; a GPU that is offered more than 100 times is of no use.
 const MAX_SCALING: f64 = 100.0;
 
-/// The factor by which the offered memory or SM time of a GPU differs from what it has.
+/// The factor by which the memory or SM time that a GPU offers differs from what it really has.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct DeviceScaling(f64);
 

@@ -15,8 +15,8 @@ pub struct FailedNode<'a> {
     pub unresolvable: bool,
 }
 
-/// Writes the answer to a filter call: the nodes that fit, by their places in the call and in the form of the call, and
-/// those that do not. A place that the call does not have is left out.
+/// Writes the answer to a filter call. `fit` lists the nodes that fit by their places in the call. Like the call, the
+/// answer has their names or the whole Nodes. A place that the call does not have is left out.
 #[must_use]
 pub fn encode_filter(nodes: &CandidateNodes<'_>, fit: &[usize], failed: &[FailedNode<'_>]) -> String {
     let mut text = String::with_capacity(length(nodes, fit, failed));
@@ -49,8 +49,8 @@ pub fn encode_filter(nodes: &CandidateNodes<'_>, fit: &[usize], failed: &[Failed
     text
 }
 
-/// Writes the names of the nodes at these places. Of thousands of nodes most fit, and nodes that are neighbours in the
-/// answer are usually neighbours in the call, so their names are copied together.
+/// Writes the names of the nodes at these places. Usually most of thousands of nodes fit, and neighbours in the answer
+/// are also neighbours in the call, so the names of a run of neighbours are copied together.
 fn names(text: &mut String, nodes: &CandidateNodes<'_>, places: &[usize]) {
     let (mut rest, mut first) = (places.iter().copied().filter(|place| *place < nodes.len()).peekable(), true);
     while let Some(place) = rest.next() {
@@ -69,7 +69,7 @@ fn names(text: &mut String, nodes: &CandidateNodes<'_>, places: &[usize]) {
     }
 }
 
-/// The reasons of one kind by node, `null` where there are none.
+/// The reasons by node, of the nodes that are `unresolvable` or of those that are not; `null` if there are none.
 fn reasons(text: &mut String, nodes: &CandidateNodes<'_>, failed: &[FailedNode<'_>], unresolvable: bool) {
     let of_kind = failed.iter().filter(|node| node.unresolvable == unresolvable);
     let mut named = of_kind.filter_map(|node| Some((node.place, nodes.name(node.place)?, node.reason))).peekable();
@@ -78,7 +78,7 @@ fn reasons(text: &mut String, nodes: &CandidateNodes<'_>, failed: &[FailedNode<'
         return;
     }
     text.push('{');
-    // Most nodes share one reason, which is the same text in memory, so its JSON is kept for the next node.
+    // Most nodes share one reason, which is the same text in memory. So its JSON is reused for the next node.
     let mut last: Option<(&str, String)> = None;
     list(text, named, |text, (place, name, reason)| {
         match nodes.written(place, place) {
@@ -153,7 +153,7 @@ fn quote(text: &mut String, string: &str) {
     }
 }
 
-/// The length of an answer to a filter call in which nothing is escaped.
+/// The length of the answer to a filter call if no text needs escapes.
 fn length(nodes: &CandidateNodes<'_>, fit: &[usize], failed: &[FailedNode<'_>]) -> usize {
     const EMPTY: usize = 128;
     let name = |place: usize| nodes.name(place).map_or(0, str::len);

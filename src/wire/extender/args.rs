@@ -104,7 +104,7 @@ pub fn decode_binding(body: &[u8]) -> Result<ExtenderBindingArgs, DecodeError> {
     let fault = |what: String| DecodeError::new(BINDING, 0, what);
     let name = |field: &str, text: Option<Cow<'_, str>>| {
         let text = text.unwrap_or_default();
-        // A name of a pod or namespace has the characters of a node's name.
+        // The rules for names of nodes also hold for names of pods and namespaces.
         NodeName::parse(&text)
             .map(|_| text.as_ref().into())
             .map_err(|_| fault(format!("{field} is missing or not a valid name")))

@@ -70,8 +70,8 @@ impl<'a> CandidateNodes<'a> {
     }
 
     /// The text of the call from the name at place `first` to the name at place `last`, with quotation marks and
-    /// commas; a borrowed name has nothing to escape. `None` where the names are not neighbours in the text, or one of
-    /// them is not borrowed.
+    /// commas. `None` if the names are not neighbours in the text, or if one of them is not borrowed and so has
+    /// escapes.
     pub(super) fn written(&self, first: usize, last: usize) -> Option<&'a str> {
         let CandidateNodes::Names(CandidateNames { names, call }) = self else { return None };
         let borrowed = |place: usize| match names.get(place) {

@@ -1,5 +1,5 @@
-//! The verb preempt: the call says which pods kube-scheduler would evict on each node, and the answer on which of these
-//! nodes that makes room for the pod.
+//! The verb preempt. The call names the pods that kube-scheduler would evict on each node. The answer names those of
+//! the nodes on which the evictions make room for the pod.
 
 use super::args::{MAX_EXTENDER_ARGS, json, pod_of, text_of};
 use super::candidates::Text;
@@ -34,7 +34,7 @@ pub struct NodeVictims<'a> {
     pub node: Cow<'a, str>,
     /// The UIDs of the pods, at most [`MAX_POD_OBJECTS`].
     pub pods: Vec<PodUid>,
-    /// Number of them whose eviction violates a PodDisruptionBudget.
+    /// Number of these pods whose eviction violates a PodDisruptionBudget.
     pub pdb_violations: i64,
 }
 
@@ -49,7 +49,7 @@ struct RawPreemption<'a> {
     node_name_to_meta_victims: OrNull<VictimMap<'a, AnyCase<MetaPod<'a>>>>,
 }
 
-/// The victims of one node; `P` is the form of a pod.
+/// The victims of one node. `P` is the JSON form of a victim: the whole pod, or only its UID.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", default, bound(deserialize = "P: Deserialize<'de>"))]
 struct RawVictims<P> {
@@ -99,7 +99,7 @@ impl Victim for WholePod<'_> {
     }
 }
 
-/// A map from node to victims, in its order.
+/// A map from node to victims, in the order of the JSON.
 struct VictimMap<'a, P> {
     nodes: Vec<NodeVictims<'a>>,
     pods: std::marker::PhantomData<P>,

@@ -148,7 +148,7 @@ fn answers_have_the_names_and_the_reasons_of_the_nodes() {
     assert_eq!((&scores[2]["Host"], &scores[3]["Score"]), (&json!("n\"3"), &json!(i64::MIN)));
 }
 
-/// A text that had to grow would have up to twice the capacity.
+/// A text that was reallocated while it grew would have up to twice the capacity that it needs.
 #[test]
 fn an_answer_of_names_is_written_into_one_allocation() {
     let all: Vec<String> = (0..500).map(|number| format!("node-{number}")).collect();

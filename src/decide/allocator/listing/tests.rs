@@ -1,5 +1,5 @@
-//! Starts without the kubelet's checkpoint: decided where PodResources leaves one possibility, waiting where it leaves
-//! several.
+//! Starts without the kubelet's checkpoint: the agent decides if PodResources allows only one assignment, and waits if
+//! it allows several.
 
 use crate::allocator::tests::{allocator, device, device_share, filled, gpu_pod, ids, request, row, single, uid};
 use crate::allocator::{HolderDisagreement, NodeAllocator, StartVerdict, WaitReason};

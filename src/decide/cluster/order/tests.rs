@@ -1,4 +1,5 @@
-//! Tests of the stages of an order: each answer of the API server, and a simulated one that carries writes out late.
+//! Tests of the stages of an order: each answer of the API server, and a simulated API server that carries out writes
+//! late.
 
 use super::*;
 use crate::cluster::tests::{NOW, bound, cluster, name, names, slice};
@@ -19,7 +20,7 @@ fn plain() -> (ClusterState, OrderStages) {
     (state, OrderStages::without_gpus(stages.order().clone()))
 }
 
-/// The pod without a node in this version, as it requested when its GPUs were chosen.
+/// The pod with this version, without a node, and with the request for which its GPUs were chosen.
 fn unbound(version: u64) -> ReadPod {
     let requests = ReadRequest::Gpus(Box::new(slice(1, 1000)));
     ReadPod { node: None, version: Some(version), is_being_deleted: false, requests }

@@ -104,7 +104,7 @@ fn folders_without_permissions_are_removed() {
 fn a_container_that_writes_without_end_does_not_delay_other_removals() {
     let state = tempfile::tempdir().unwrap();
     let trash = Trash::new(state.path()).unwrap();
-    // One folder before it and one after it, because a folder is read in no particular order.
+    // One folder before `written` and one after it, because entries are read in no particular order.
     for name in ["one", "written", "two"] {
         fs::create_dir_all(state.path().join(name).join("below")).unwrap();
         fs::write(state.path().join(name).join("below/file"), "").unwrap();

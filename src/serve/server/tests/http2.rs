@@ -107,8 +107,8 @@ impl Served {
         client
     }
 
-    /// The same with a flow control window of `bytes` for an answer whose body is not read yet. The client answers
-    /// pings whether or not it reads.
+    /// The same with a flow control window of `bytes`: the server can send no more of an answer until the client reads
+    /// its body. The client answers pings whether or not it reads.
     async fn http2_with_room<B>(&self, bytes: u32) -> SendRequest<B>
     where
         B: Body<Data = Bytes, Error = Infallible> + Send + Unpin + 'static,

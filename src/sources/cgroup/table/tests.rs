@@ -321,8 +321,8 @@ fn values_that_a_private_pid_namespace_hides_are_absent_and_never_zero() {
         }
         assert_eq!(rx(of(&reports, &pod())), Err(Absence::ProcessesHidden), "{list:?}");
     }
-    // The processes of the agent's own container are visible, and those of another pod where the node is a container
-    // itself.
+    // If `/proc` is the agent's own, the processes of its container are visible. If it is that of another namespace
+    // (the node is a container itself), they are not.
     for (number, processes, bytes) in
         [(own, Ok(Count(1)), Ok(7)), (other, Err(Absence::ProcessesHidden), Err(Absence::ProcessesHidden))]
     {

@@ -24,7 +24,8 @@ fn churning(count: u32) -> FakeGpu {
     FakeGpu { values: [(ReadingKind::MemoryUsedBytes, Value::Program(memory))].into(), ..fake_gpus("H100", count) }
 }
 
-/// Waits until this many regular lists were made of a GPU without processes, and returns the number of all lists.
+/// Waits until this many regular lists were made of a GPU without processes. Returns the numbers of all lists and of
+/// regular lists.
 fn listed(harness: &mut Harness, place: u32, regular: usize) -> (usize, usize) {
     let fake = harness.fake.clone();
     harness.wait("regular lists", |_| fake.calls(REGULAR, place) >= regular);
@@ -39,7 +40,7 @@ fn constantly_changing_memory_does_not_cause_unlimited_process_lists() {
     let mut harness = Harness::start(counted(vec![churning(1), fake_gpus("H100", 1)]));
     let (churned, regular) = listed(&mut harness, 0, 12);
     assert!(churned > regular, "{churned} lists, {regular} of them regular: none out of turn");
-    // Two at once, one in each period, and one more whose regular list is still to come.
+    // Beside the regular lists: two lists at once, one in each period, and one whose regular list is still to come.
     assert!(churned <= 2 * regular + 3, "{churned} lists, {regular} of them regular");
     let (calm, regular) = listed(&mut harness, 1, 1);
     assert!(calm <= regular + 3, "{calm} lists of a GPU on which nothing changes, {regular} of them regular");

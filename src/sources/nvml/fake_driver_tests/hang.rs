@@ -14,8 +14,8 @@ fn reads(sample: &GpuSample) -> bool {
     sample.power.get().is_some()
 }
 
-/// Checks that the source was reported as working and in no other state. This report and the readings come from
-/// different threads, so it may come after the readings.
+/// Checks that the source was reported as working and in no other state. The report and the readings come from
+/// different threads, so the report may come after the readings.
 fn has_only_worked(harness: &mut Harness) {
     harness.wait("the state of the source", |seen| !seen.source.is_empty());
     assert!(matches!(harness.seen.source[..], [GpuSourceState::Working { .. }]), "{:?}", harness.seen.source);
@@ -150,8 +150,8 @@ fn a_gpu_that_hangs_before_it_is_identified_does_not_hide_the_others() {
     harness.wait("none without a name", |seen| seen.unidentified.is_empty());
 }
 
-/// A call that takes this many milliseconds, this many times. That is far more than the limit, because the check may be
-/// late on a busy machine.
+/// A call that takes `latency_ms` milliseconds, the first `times` times. The tests use times far above the limit,
+/// because the check may be late on a busy machine.
 fn stall(call: &str, latency_ms: u64, times: u32) -> CallFault {
     CallFault { call: call.into(), latency_ms, times: Some(times), ..CallFault::default() }
 }

@@ -51,7 +51,7 @@ fn pcie_errors_and_the_pci_path_from_the_kernel_are_reported() {
     assert_eq!(gpus[1].board.pci_path.absence(), Some(Absence::NoSuchFile));
 }
 
-/// Board data is read once: later calls would fail, and nothing shows it.
+/// Board data is read once: every later call would fail in this test, and no reading shows a failure.
 #[test]
 fn board_data_is_read_only_once() {
     let mut harness = Harness::start(of(vec![fake_gpus("H100", 1)]));
