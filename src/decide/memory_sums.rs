@@ -112,7 +112,11 @@ mod tests {
             (sample.memory_used, sample.memory_free)
         };
         let big = process(None, m(91_419));
-        assert_eq!(shown(0, std::slice::from_ref(&big)), (m(91_419), m(33_092)), "a driver that says that nothing is used");
+        assert_eq!(
+            shown(0, std::slice::from_ref(&big)),
+            (m(91_419), m(33_092)),
+            "a driver that says that nothing is used"
+        );
         assert_eq!(shown(95_000, std::slice::from_ref(&big)), (m(95_000), m(29_511)), "the rest belongs to no process");
         assert_eq!(shown(10, &[big.clone(), process(None, absent)]), (m(91_419), m(33_092)), "what is known counts");
         assert_eq!(shown(10, &[]), (m(10), m(124_501)));

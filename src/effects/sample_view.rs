@@ -94,10 +94,7 @@ pub(crate) fn small() -> NodeView {
         divided(2, &mig_a),
         lost(3),
     ];
-    view.gpus_unidentified =
-        vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
-    view.gpus_missing =
-        vec![MissingGpu { pci_bus_id: "0000:c2:00.0".into(), on_bus: true, in_driver: false, bound_to: None }];
+    add_unlisted_gpus(&mut view);
     add_other_objects(&mut view, [&train, &serve_a, &serve_b]);
     view.gpus[0].holders = vec![train.uid.clone()];
     view.gpus[0].sole_holders.gpu = Some(sole(&train));
@@ -124,6 +121,14 @@ pub(crate) fn small() -> NodeView {
     // Ordered by namespace, name, UID; pods without a name first.
     view.pods = vec![nameless, host_network, mig_a, serve_a, train, serve_b];
     view
+}
+
+/// Adds a GPU that cannot be identified, and one that NVML does not list.
+fn add_unlisted_gpus(view: &mut NodeView) {
+    view.gpus_unidentified =
+        vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
+    view.gpus_missing =
+        vec![MissingGpu { pci_bus_id: "0000:c2:00.0".into(), on_bus: true, in_driver: false, bound_to: None }];
 }
 
 /// The pod as the only holder, with its container `main`.
@@ -424,8 +429,6 @@ fn with_gpu(index: u32, processes: Vec<GpuProcess>) -> GpuView {
         memory_reserved: m(Bytes(GIB / 2)),
         memory_free: m(Bytes((80 * GIB).saturating_sub(GIB / 2 + held))),
         utilization: m(Percent(85.0)),
-        utilization_stamp: m(WallTime(NOW.wall.0 - 600_000)),
-        utilization_samples: 5,
         memory_copy: m(Percent(40.0)),
         encoder: m(Percent(12.0)),
         decoder: m(Percent(7.0)),

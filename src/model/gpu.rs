@@ -7,7 +7,7 @@ use crate::reading::{Absence, Reading, readings};
 use crate::reading_name::{ReadingName, metric};
 use crate::recovery::RecoveryAction;
 use crate::sample_value::SampleValue;
-use crate::time::{Monotonic, WallTime};
+use crate::time::Monotonic;
 use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 use std::sync::Arc;
 
@@ -260,12 +260,8 @@ readings! {
         pub memory_reserved: Reading<Bytes>,
         /// Free memory.
         pub memory_free: Reading<Bytes>,
-        /// Share of time with a kernel running: the mean of the distinct samples that NVML took since the last poll.
+        /// Share of time with a kernel running: NVML's newest sample, which covers a sixth of a second to one second.
         pub utilization: Reading<Percent>,
-        /// NVML's time stamp of the newest of those samples.
-        pub utilization_stamp: Reading<WallTime>,
-        /// Number of distinct samples in that mean.
-        pub utilization_samples: u32,
         /// Share of time with device memory being read or written.
         pub memory_copy: Reading<Percent>,
         /// Encoder use.

@@ -217,9 +217,12 @@ impl Observations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::Reading;
     use model::cgroup::NameSource;
     use model::id::GpuUuid;
     use model::observation::GpuSourceState;
+    use model::time::Monotonic;
+    use model::unit::Count;
 
     fn sample() -> Sample {
         Sample::Gpu(GpuUuid::parse("GPU-1").unwrap(), Box::default())
@@ -307,15 +310,17 @@ mod tests {
         reporter.sample(sample());
         let series = reporter.gpu_series().unwrap();
         let gpus = ["GPU-1", "GPU-2"].map(|gpu| GpuUuid::parse(gpu).unwrap());
-        let numbered = |number| Box::new(GpuSample { utilization_samples: number, ..GpuSample::default() });
-        for number in 0..u32::try_from(QUEUE).unwrap() {
+        let numbered = |number| {
+            Box::new(GpuSample { pcie_replays: Reading::Measured(Count(number), Monotonic(1)), ..GpuSample::default() })
+        };
+        for number in 0..u64::try_from(QUEUE).unwrap() {
             gpus.iter().for_each(|gpu| reporter.sample(Sample::Gpu(gpu.clone(), numbered(number))));
         }
         let part = series.take();
         for gpu in &gpus {
             let of_gpu = part.samples.iter().filter(|sample| sample.0 == *gpu);
-            let numbers: Vec<u32> = of_gpu.map(|sample| sample.1.utilization_samples).collect();
-            assert_eq!(numbers, (0..u32::try_from(QUEUE).unwrap()).collect::<Vec<_>>(), "{gpu}");
+            let numbers: Vec<u64> = of_gpu.map(|sample| sample.1.pcie_replays.get().unwrap().0).collect();
+            assert_eq!(numbers, (0..u64::try_from(QUEUE).unwrap()).collect::<Vec<_>>(), "{gpu}");
         }
         assert_eq!((part.samples.len(), part.missed), (2 * QUEUE, 0));
         let dropped = u64::try_from(QUEUE).unwrap() + 1;

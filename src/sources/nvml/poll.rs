@@ -391,13 +391,13 @@ impl Poller {
         let due = now.monotonic >= gpu.processes_due;
         if due {
             gpm::read(&mut gpu.polled, now.monotonic);
+            read::energy(&mut gpu.polled, now.monotonic);
             gpu.processes_due = later(gpu.processes_due, self.settings.process_period, now.monotonic, index);
         }
         let processes = if due || gpu.may_list_now(&mut self.out_of_turn, now.monotonic) {
             gpu.memory_at_list = gpu.polled.sample.memory_used.get();
             Some(process::list(&mut gpu.polled, &mut gpu.clients, &mut self.owners, now))
         } else {
-            gpu.clients.measure(&mut gpu.polled, now);
             None
         };
         if self.heartbeat.dismissed() {

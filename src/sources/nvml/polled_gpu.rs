@@ -22,9 +22,6 @@ use std::time::Duration;
 /// before this.
 const REFUSAL_LASTS: Duration = Duration::from_secs(60);
 
-/// Number of sample buffers that are read: GPU, memory, encoder, decoder.
-pub(super) const BUFFERS: usize = 4;
-
 /// Calls one GPU, remembers refusals, and logs each kind of failure once.
 #[derive(Debug)]
 pub(super) struct GpuCaller {
@@ -234,12 +231,8 @@ pub(super) struct PolledGpu {
     pub(super) asker: GpuCaller,
     /// All readings, each with its own time.
     pub(super) sample: GpuSample,
-    /// NVML's newest timestamp in each sample buffer, in microseconds; 0 before the first sample.
-    pub(super) stamps: [u64; BUFFERS],
-    /// When each sample buffer last had a new sample.
-    pub(super) fed: [Option<Monotonic>; BUFFERS],
-    /// Mean use of the GPU since the last process list, from each sample buffer.
-    pub(super) own: [OwnUse; BUFFERS],
+    /// Mean use of each part of the GPU since the last process list, from the plain calls.
+    pub(super) own: [OwnUse; PARTS],
     /// Whether the wall clock, which NVML uses for its timestamps, was set back.
     pub(super) skew: Skew,
     /// The last GPM samples: of the whole GPU, and of each MIG instance.
@@ -249,39 +242,44 @@ pub(super) struct PolledGpu {
     pub(super) rounds: u32,
 }
 
-/// Use of a part of the GPU, summed up: percent times microseconds, and microseconds.
+/// A part of the GPU whose use the driver reports, for the whole GPU and for each process.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum GpuPart {
+    Whole = 0,
+    Encoder = 1,
+    Decoder = 2,
+}
+
+/// Number of parts.
+pub(super) const PARTS: usize = 3;
+
+const _: () = assert!(GpuPart::Decoder as usize + 1 == PARTS, "each part has its place");
+
+/// Use of a part of the GPU, summed up: percent times seconds, and seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OwnUse {
     busy: f64,
-    micros: f64,
+    seconds: f64,
     /// When the last value was added.
     added: Option<Monotonic>,
 }
 
 impl OwnUse {
-    /// Neither the plain call nor a buffer without new samples shows how long its value was valid. The agent counts it
-    /// for at most this long, which is the time between two process lists.
+    /// A plain call does not show how long its value was valid. The agent counts it for at most this long, which is the
+    /// time between two process lists.
     const LONGEST: Duration = Duration::from_secs(5);
-
-    /// Adds a percentage for a number of microseconds.
-    #[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
-    pub(super) fn add(&mut self, percent: f64, micros: u64, now: Monotonic) {
-        let micros = micros.min(u64::try_from(Self::LONGEST.as_micros()).unwrap_or(u64::MAX));
-        self.busy += percent * micros as f64;
-        self.micros += micros as f64;
-        self.added = Some(now);
-    }
 
     /// Adds a percentage for the time since the last value was added.
     pub(super) fn hold(&mut self, percent: f64, now: Monotonic) {
-        let since = self.added.map_or(Duration::ZERO, |added| now.since(added));
-        self.add(percent, u64::try_from(since.as_micros()).unwrap_or(0), now);
+        let since = self.added.replace(now).map_or(Duration::ZERO, |added| now.since(added)).min(Self::LONGEST);
+        self.busy += percent * since.as_secs_f64();
+        self.seconds += since.as_secs_f64();
     }
 
     /// The mean since this was last called; `None` if there is no value.
     pub(super) fn take(&mut self) -> Option<f64> {
-        let mean = (self.micros > 0.0).then(|| self.busy / self.micros);
-        (self.busy, self.micros) = (0.0, 0.0);
+        let mean = (self.seconds > 0.0).then(|| self.busy / self.seconds);
+        (self.busy, self.seconds) = (0.0, 0.0);
         mean
     }
 }
@@ -325,9 +323,8 @@ impl Skew {
 impl PolledGpu {
     pub(super) fn new(known: KnownGpu, asker: GpuCaller) -> Self {
         let (gpm, gpm_mig) = (None, BTreeMap::new());
-        let (stamps, fed, own) = ([0; BUFFERS], [None; BUFFERS], [OwnUse::default(); BUFFERS]);
-        let sample = GpuSample::default();
-        PolledGpu { known, asker, sample, stamps, fed, own, skew: Skew::default(), gpm, gpm_mig, rounds: 0 }
+        let (sample, own) = (GpuSample::default(), [OwnUse::default(); PARTS]);
+        PolledGpu { known, asker, sample, own, skew: Skew::default(), gpm, gpm_mig, rounds: 0 }
     }
 
     /// Whether MIG is on, in which case many values cannot be read.
@@ -366,7 +363,8 @@ mod tests {
         let second = |number: u64| Monotonic(number * 1_000_000_000);
         let mut own = OwnUse::default();
         assert_eq!(own.take(), None, "no value yet");
-        own.add(100.0, 1_000_000, second(1));
+        own.hold(90.0, second(0));
+        own.hold(100.0, second(1));
         own.hold(0.0, second(4));
         assert_eq!(own.take(), Some(25.0));
         assert_eq!(own.take(), None, "each time counts once");

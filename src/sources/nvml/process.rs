@@ -41,13 +41,6 @@ pub(super) struct Clients {
     graphics: Graphics,
 }
 
-impl Clients {
-    /// Reads the use of the processes; called every second.
-    pub(super) fn measure(&mut self, gpu: &mut PolledGpu, now: Now) {
-        self.meter.collect(gpu, now);
-    }
-}
-
 /// Decides when the list of graphics processes is read.
 #[derive(Debug, Default)]
 struct Graphics {
@@ -95,7 +88,8 @@ pub(super) fn list(
     now: Now,
 ) -> GpuProcesses {
     let uuid = gpu.known.gpu.uuid.clone();
-    let (listed, befores, afters) = match list_with_identities(gpu, clients, owners) {
+    let uses = clients.meter.read(gpu, now);
+    let (listed, befores, afters) = match list_with_identities(gpu, clients, owners, &uses) {
         Ok(lists) => lists,
         Err(why) => {
             *clients = Clients::default();
@@ -109,8 +103,6 @@ pub(super) fn list(
     let boot = if listed.is_empty() { None } else { owners.boot() };
     let started =
         |pid: u32| afters.get(&pid).zip(boot).and_then(|(process, boot)| boot.started_at(process.key.start_ticks));
-    clients.meter.collect(gpu, now);
-    let uses = clients.meter.take(gpu, started, now);
     let mut processes: Vec<GpuProcess> = listed
         .iter()
         .map(|(pid, entry)| {
@@ -147,8 +139,9 @@ fn list_with_identities(
     gpu: &mut PolledGpu,
     clients: &mut Clients,
     owners: &mut ProcessOwnerReader,
+    uses: &Uses,
 ) -> Result<Lists, Absence> {
-    let mut listed = merged_lists(gpu, clients)?;
+    let mut listed = merged_lists(gpu, clients, uses)?;
     let mut befores = clients.identities.clone();
     let mut afters: BTreeMap<u32, IdentifiedProcess> =
         listed.keys().filter_map(|pid| Some((*pid, owners.identify_reported(*pid, befores.get(pid))?))).collect();
@@ -161,7 +154,7 @@ fn list_with_identities(
                 None => befores.remove(pid),
             };
         }
-        listed = merged_lists(gpu, clients)?;
+        listed = merged_lists(gpu, clients, uses)?;
         for pid in listed.keys() {
             if !afters.contains_key(pid)
                 && let Some(after) = owners.identify_reported(*pid, None)
@@ -178,7 +171,7 @@ fn list_with_identities(
 ///
 /// # Errors
 /// When one of them cannot be read: the rest would look like the whole list.
-fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
+fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients, uses: &Uses) -> Result<BTreeMap<u32, Listed>, Absence> {
     let device = &gpu.known.device;
     let asker = &mut gpu.asker;
     let compute = whole(asker, "compute processes", || raw::processes(device, ProcessList::Compute))?;
@@ -191,7 +184,7 @@ fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u
         }
     }
     let unexplained = unexplained(gpu.sample.memory_used.get(), &all);
-    let seen = clients.meter.has_unknown_process(|pid| all.contains_key(&pid));
+    let seen = uses.has_unknown_process(|pid| all.contains_key(&pid));
     if clients.graphics.must_read(unexplained, seen) {
         // Until it succeeds, the list is read each time.
         clients.graphics.empty = false;

@@ -32,14 +32,12 @@ pub(super) fn often(gpu: &mut PolledGpu, procfs: &Path, now: Now) -> bool {
     let _ = gpu.asker.take_lost();
     gpu.skew.look(now);
     memory::read(gpu, procfs, at);
-    utilization::read(gpu, now);
+    utilization::read(gpu, at);
     let device = &gpu.known.device;
     let asker = &mut gpu.asker;
     let sample = &mut gpu.sample;
     let power = asker.ask("power", || device.power_usage()).map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0));
     sample.power = Reading::from_result(asker.within(Range::POWER, power), at);
-    let energy = asker.ask("energy", || device.total_energy_consumption()).map(Millijoules);
-    sample.energy = Reading::from_result(asker.within(Range::ENERGY, energy), at);
     let sm = asker.ask("clock sm", || device.clock_info(Clock::SM)).map(Megahertz);
     sample.clock_sm = Reading::from_result(asker.within(Range::CLOCK_SM, sm), at);
     let memory = asker.ask("clock memory", || device.clock_info(Clock::Memory)).map(Megahertz);
@@ -58,6 +56,12 @@ pub(super) fn often(gpu: &mut PolledGpu, procfs: &Path, now: Now) -> bool {
         gpu.asker.ask_permission_again();
     }
     !gpu.asker.take_lost()
+}
+
+/// Reads the energy: with each process list, because the call takes 3 to 5 ms of CPU time (`tests/gpu/runs`).
+pub(super) fn energy(gpu: &mut PolledGpu, at: Monotonic) {
+    let energy = gpu.asker.ask("energy", || gpu.known.device.total_energy_consumption()).map(Millijoules);
+    gpu.sample.energy = Reading::from_result(gpu.asker.within(Range::ENERGY, energy), at);
 }
 
 /// Memory of the MIG instances; their profiling counters keep their last readings.

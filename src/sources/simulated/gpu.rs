@@ -15,8 +15,6 @@ use std::time::Duration;
 
 /// NVML's bit for clocks that are low because the GPU is idle.
 const GPU_IDLE: u64 = 1;
-/// Distinct samples that a real GPU takes in a second (167 ms apart).
-const SAMPLES_A_SECOND: u32 = 6;
 
 /// A simulated GPU.
 #[derive(Debug)]
@@ -180,8 +178,6 @@ impl SimulatedGpu {
         let ecc = EccErrors { corrected: zero(), uncorrected: zero() };
         let mut sample = GpuSample {
             utilization: measured(busy * 100.0),
-            utilization_stamp: Reading::Measured(now.wall, at),
-            utilization_samples: SAMPLES_A_SECOND,
             memory_copy: measured(busy * 40.0),
             encoder: measured(0.0),
             decoder: measured(0.0),

@@ -274,10 +274,6 @@ impl Serialize for WrittenReadings<'_> {
         for (name, read) in noun::GPU_READINGS {
             let Some(field) = name.json else { continue };
             fields.serialize_entry(field, &self.ages.of(&read(gpu, sample)))?;
-            // The number of samples in the mean is not a reading; it has always been a field next to the mean.
-            if field == "utilization_ratio" {
-                fields.serialize_entry("utilization_samples", &sample.utilization_samples)?;
-            }
         }
         fields.end()
     }

@@ -107,7 +107,7 @@ fn everything(t: &GpuReports<'_>) -> Vec<Named> {
     let mut all = shown(t, |_| true);
     all.extend(absences!(t.gpu; minor, pci_bus_id, numa_node, architecture, compute, mig_mode, mig));
     all.extend(model(t));
-    all.extend(absences!(t.sample; utilization_stamp, persistence));
+    all.extend(absences!(t.sample; persistence));
     all.extend(absences!(t.gpu.board; serial, vbios, power_default, power_least, power_most, pcie_generation_most,
         pcie_width_most));
     all.extend(absences!(t.sample.hardware; pcie_generation, pcie_width, nvlinks, fabric));
@@ -165,7 +165,8 @@ const WHOLE: [Case; 29] = [
     }),
     case(&["nvmlDeviceGetNvLinkRemotePciInfo*"], &[], |t| of_links(t, |link| link.nvlinks.absence())),
     case(&["nvmlDeviceGetFieldValues"], &[], |t| absences_of_links(t, |_| true)),
-    case(&["nvmlDeviceGetSamples"], &[], |t| absences!(t.sample; utilization_stamp)),
+    // The use of processes is then compared with the plain calls.
+    case(&["nvmlDeviceGetSamples"], &[], |_| Vec::new()),
     case(&["nvmlDeviceGetPersistenceMode"], &[], |t| absences!(t.sample; persistence)),
     case(&["nvmlDeviceGetComputeRunningProcesses*"], &[], |t| absences!(t.processes; list)),
     case(&["nvmlDeviceGetSerial"], &[], |t| absences!(t.gpu.board; serial)),

@@ -1,5 +1,5 @@
-//! Tests of the SM use of each process. The test sets the clock of the fake driver: the agent reads the samples each
-//! second and the list of processes every five seconds.
+//! Tests of the SM use of each process. The test sets the clock of the fake driver: the agent reads its utilisation each
+//! second, and processes and their use every five seconds.
 
 use super::process::opened;
 use super::{FakeGpu, Harness, ReadingKind, Scenario, fake_gpus, of, with};
@@ -44,8 +44,6 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
         if second % 5 == 0 {
             let list = list(&mut polled, &mut clients, &mut owners, now);
             lists.push(list.list.value().unwrap().iter().map(|process| (process.pid, process.sm)).collect());
-        } else {
-            clients.measure(&mut polled, now);
         }
     }
     lists.split_off(1)
@@ -56,20 +54,19 @@ fn percent(list: &BTreeMap<u32, Reading<Percent>>, pid: u32) -> f64 {
     list[&pid].get().unwrap_or_else(|| panic!("{list:?}")).0
 }
 
-/// The share of time is right whichever way the driver counts, on GPUs that take six samples a second or one.
+/// The share of time is right on GPUs that take six samples a second, and on those that take one.
 #[test]
-fn process_use_is_right_whether_the_driver_reports_samples_or_means() {
+fn process_use_is_the_mean_since_the_last_list() {
     let burst = Program::Square { low: 0.0, high: 100.0, period_s: 10.0, duty: 0.04, phase_s: 0.0 };
-    for (model, process_samples) in [
-        ("H100", ProcessSamples::Newest),
-        ("H100", ProcessSamples::Mean),
-        ("A100", ProcessSamples::Newest),
-        ("A100", ProcessSamples::Mean),
-    ] {
-        let gpu = |process| FakeGpu { process_samples, processes: vec![process], ..fake_gpus(model, 1) };
+    for model in ["H100", "A100"] {
+        let gpu = |process| FakeGpu {
+            process_samples: ProcessSamples::Mean,
+            processes: vec![process],
+            ..fake_gpus(model, 1)
+        };
         for list in lists(gpu(process(1, 1 << 30, 40.0)), 20) {
             let steady = percent(&list, 1);
-            assert!((steady - 40.0).abs() < 0.5, "{model} {process_samples:?}: a steady load reads {steady}");
+            assert!((steady - 40.0).abs() < 0.5, "{model}: a steady load reads {steady}");
         }
         let short: Vec<f64> =
             lists(gpu(FakeProcess { sm: Value::Program(burst.clone()), ..process(1, 1 << 30, 0.0) }), 45)
@@ -78,10 +75,7 @@ fn process_use_is_right_whether_the_driver_reports_samples_or_means() {
                 .collect();
         // A GPU that takes one sample a second sees a burst of 0.4 s in one second, or not at all.
         let (most, mean) = (short.iter().copied().fold(0.0, f64::max), short.iter().sum::<f64>() / 8.0);
-        assert!(
-            most <= 20.5 && (2.0..=11.0).contains(&mean),
-            "{model} {process_samples:?}: a duty of 4 % reads {short:?}"
-        );
+        assert!(most <= 20.5 && (2.0..=11.0).contains(&mean), "{model}: a duty of 4 % reads {short:?}");
     }
 }
 

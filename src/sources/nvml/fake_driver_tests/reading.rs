@@ -155,63 +155,19 @@ fn gpm_is_read_if_the_gpu_has_it() {
 }
 
 #[test]
-fn a_utilization_sample_counts_once() {
-    let mut harness = Harness::start(of(vec![with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 50.0)])]));
-    let first = harness.sample(0, "a first mean", |sample| sample.utilization_samples > 0);
-    assert!(first.utilization_samples <= 6, "of the last second only, though the buffer holds more");
-    harness.change(|scenario| scenario.clock.frozen_at_s = Some(1000.0));
-    harness.sample(0, "the jump's own sample", |sample| sample.utilization_stamp != first.utilization_stamp);
-    let still = harness.sample(0, "no new sample", |sample| sample.utilization_samples == 0);
-    harness.rounds(0, 5);
-    let later = harness.sample(0, "any", |_| true);
-    assert_eq!((later.utilization, later.utilization_samples), (still.utilization, 0), "the old reading, with its age");
-    assert!(later.power.at() > still.power.at(), "while the rest goes on");
-}
-
-/// `NOT_FOUND`, `INSUFFICIENT_SIZE` and `NO_DATA`: the answers of sample buffers without newer samples.
-const NOTHING_NEWER: [u32; 3] = [6, 7, 21];
-
-#[test]
-fn an_empty_sample_buffer_is_replaced_by_the_plain_call() {
-    let busy =
-        with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 42.0), (ReadingKind::EncoderPercent, 5.0)]);
-    let mut faults: Vec<_> =
-        (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
-    faults.extend([error("nvmlDeviceGetSamples", 3, 6), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
-    let mut harness = Harness::start(Scenario { faults, ..of(vec![busy]) });
-    for (place, code) in NOTHING_NEWER.into_iter().enumerate() {
-        let sample = harness.sample(place, "a first sample", |_| true);
-        assert_eq!(sample.utilization.get(), Some(Percent(42.0)), "NVML error {code}");
-        assert_eq!(sample.encoder.get(), Some(Percent(5.0)), "NVML error {code}");
-        assert!(sample.utilization_stamp.absence().is_some(), "no sample, no stamp");
-    }
-    let neither = harness.sample(3, "a GPU that reports neither", |_| true);
-    assert_eq!(neither.utilization.absence(), Some(Absence::Nvml(999)), "absent with its reason, not `not_yet`");
-    assert_eq!(neither.encoder.get(), Some(Percent(5.0)));
-}
-
-#[test]
-fn a_sample_buffer_without_new_samples_does_not_keep_an_old_reading() {
-    let mut harness = Harness::start(of(vec![with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 55.0)])]));
-    for place in 0..4 {
-        harness.sample(place, "a mean", |sample| sample.utilization.get() == Some(Percent(55.0)));
-    }
-    harness.change(|scenario| {
-        scenario.gpus = vec![with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 5.0)])];
-        scenario.faults =
-            (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
-        scenario.faults.extend([error("nvmlDeviceGetSamples", 3, 21), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
-    });
-    for place in 0..3 {
-        harness.sample(place, "the new load", |sample| sample.utilization.get() == Some(Percent(5.0)));
-    }
-    harness.sample(3, "the reason", |sample| sample.utilization.absence() == Some(Absence::Nvml(999)));
-    harness.change(|scenario| scenario.faults.clear());
-    for place in 0..4 {
-        harness.sample(place, "means again", |sample| {
-            sample.utilization.get() == Some(Percent(5.0)) && sample.utilization_samples > 0
-        });
-    }
+fn utilisation_is_the_plain_call_each_second_whatever_the_sample_buffers_say() {
+    let busy = |percent| {
+        with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, percent), (ReadingKind::EncoderPercent, 5.0)])
+    };
+    let faults = vec![error("nvmlDeviceGetSamples", 0, 999)];
+    let mut harness = Harness::start(Scenario { faults, ..of(vec![busy(42.0)]) });
+    let sample = harness.sample(0, "a first sample", |_| true);
+    assert_eq!((sample.utilization.get(), sample.encoder.get()), (Some(Percent(42.0)), Some(Percent(5.0))));
+    harness.change(|scenario| scenario.gpus = vec![busy(7.0)]);
+    harness.sample(0, "the new load", |sample| sample.utilization.get() == Some(Percent(7.0)));
+    harness.change(|scenario| scenario.faults = vec![error("nvmlDeviceGetUtilizationRates", 0, 999)]);
+    let absent = harness.sample(0, "the reason", |sample| sample.utilization.absence() == Some(Absence::Nvml(999)));
+    assert_eq!(absent.encoder.get(), Some(Percent(5.0)));
 }
 
 #[test]
@@ -224,8 +180,7 @@ fn unsupported_readings_are_absent_with_the_reason_and_others_are_measured() {
     let slice = harness.sample(1, "vGPU", ready);
     assert_eq!(slice.power.absence(), Some(Absence::NotSupported));
     assert!(slice.memory_used.get().is_some());
-    assert!(slice.utilization.get().is_some(), "without a sample buffer, the plain call");
-    assert_eq!(slice.utilization_stamp.absence(), Some(Absence::NotSupported));
+    assert!(slice.utilization.get().is_some());
     let turing = harness.sample(2, "T4", ready);
     assert_eq!(turing.nvlink_bytes.absence(), Some(Absence::NotSupported));
     assert!(turing.energy.get().is_some());
