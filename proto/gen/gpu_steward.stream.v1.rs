@@ -26,6 +26,10 @@ pub struct NodeFull {
     pub gpus: ::prost::alloc::vec::Vec<GpuReport>,
     #[prost(message, repeated, tag = "5")]
     pub pods: ::prost::alloc::vec::Vec<PodReport>,
+    /// UUIDs of GPUs and MIG instances that this node had, or has and does not offer: a claim on one of them takes nothing
+    /// of a device that the node offers.
+    #[prost(string, repeated, tag = "6")]
+    pub withdrawn: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Differences from the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -46,6 +50,9 @@ pub struct NodeChange {
     /// UIDs of pods that have ended: the agent sees no process of them, and they hold no device.
     #[prost(string, repeated, tag = "6")]
     pub pods_gone: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// All withdrawn devices, as in the full report.
+    #[prost(string, repeated, tag = "7")]
+    pub withdrawn: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// One GPU.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

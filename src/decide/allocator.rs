@@ -31,6 +31,7 @@ mod distinct;
 mod admitted;
 mod listing;
 mod tally;
+mod withdrawn;
 
 pub use device::{ListedSlot, SharedDevice};
 pub use listing::HolderDisagreement;

@@ -29,7 +29,7 @@ impl ReportPace {
             return None;
         }
         let change = report.changes_since(known);
-        let nothing = change.is_empty(known.phase);
+        let nothing = change.is_empty(known);
         if nothing && silent < REPORT_MOST {
             return None;
         }
@@ -50,7 +50,7 @@ impl ReportPace {
     #[must_use]
     pub fn next_at(&self, report: &AgentReport) -> Option<Monotonic> {
         let (known, at) = self.sent.as_ref()?;
-        let nothing = report.changes_since(known).is_empty(known.phase);
+        let nothing = report.changes_since(known).is_empty(known);
         Some(at.after(if nothing { REPORT_MOST } else { REPORT_LEAST }))
     }
 }

@@ -5,12 +5,12 @@ use decide::agent_report::SharingStages;
 use effects::plugin::CallMeter;
 use model::agent_stream::PodStage;
 use model::claim::ContainerClaim;
-use model::id::PodUid;
+use model::id::{GpuUuid, PodUid};
 use model::limits::PodMemoryClaim;
 use model::observation::{ErrorCounter, Fact};
 use model::plugin::{CdiState, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
 use sources::report::Reporter;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
@@ -103,10 +103,10 @@ impl Counts {
         self.stages.receiver_count() > 0
     }
 
-    /// Sets the stages of the node's pods.
-    pub(super) fn stages_are(&self, pods: BTreeMap<PodUid, PodStage>) {
+    /// Sets the stages of the node's pods, and the devices that pods claim and that the node does not offer.
+    pub(super) fn stages_are(&self, pods: BTreeMap<PodUid, PodStage>, withdrawn: BTreeSet<GpuUuid>) {
         let registered = matches!(*self.registration.borrow(), RegistrationState::Registered);
-        let now = SharingStages { serves: registered && self.now.cdi == CdiState::Works, pods };
+        let now = SharingStages { serves: registered && self.now.cdi == CdiState::Works, pods, withdrawn };
         self.stages.send_if_modified(|before| {
             let changed = *before != now;
             *before = now;

@@ -23,6 +23,12 @@ pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)
         .collect()
 }
 
+/// The GPUs that are known not to be divided into MIG instances, offered or not.
+pub(super) fn whole(view: &NodeView) -> BTreeSet<GpuUuid> {
+    let whole = |gpu: &&GpuView| gpu.gpu.mig.value().is_some_and(Vec::is_empty);
+    view.gpus.iter().filter(whole).map(|gpu| gpu.gpu.uuid.clone()).collect()
+}
+
 /// The devices that an operator keeps from new containers: a GPU with all its MIG instances, or one instance.
 pub(super) fn cordoned(view: &NodeView, named: &BTreeSet<GpuUuid>) -> BTreeSet<GpuUuid> {
     let whole = view.gpus.iter().filter(|gpu| named.contains(&gpu.gpu.uuid));
@@ -44,6 +50,7 @@ fn shared_devices(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)
     let own = counts.iter().find(|(name, _)| model.contains(&name.to_lowercase())).map(|(_, count)| *count);
     let offer = |device: &GpuUuid, memory: Bytes| SharedDevice {
         device: device.clone(),
+        parent: (*device != gpu.uuid).then(|| gpu.uuid.clone()),
         index: gpu.index,
         model: register::product(&gpu.model).into(),
         slots: u16::try_from(own.unwrap_or(config.slots)).unwrap_or(u16::MAX).min(model::slot::MAX_SLOTS_PER_DEVICE),

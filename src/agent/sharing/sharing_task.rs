@@ -3,6 +3,7 @@
 use super::calls::{BATCH, KubeletCalls};
 use super::container_files::{ContainerFiles, DeliveryResult, FilesEvent};
 use super::counts::Counts;
+use super::devices;
 use super::file_counter::Counted;
 use super::holders::HolderSources;
 use super::listing::Listed;
@@ -267,7 +268,7 @@ impl Sharing {
         {
             self.allocator.set_checkpoint(&checkpoint);
         }
-        self.counts.stages_are(self.allocator.stages());
+        self.counts.stages_are(self.allocator.stages(), self.allocator.withdrawn());
     }
 
     fn handle_background(&mut self, done: BackgroundResult) {
@@ -298,6 +299,7 @@ impl Sharing {
         if let Some(node_edits) = node_edits {
             self.files.set_node_edits(node_edits);
         }
+        self.allocator.whole_gpus_are(devices::whole(&view));
         let changed = self.allocator.set_devices(devices);
         if self.allocator.set_cordoned(cordoned) || changed {
             self.publish_list();

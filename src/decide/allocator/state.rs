@@ -1,6 +1,7 @@
 //! The state of the allocator: devices, pods, the kubelet's checkpoint, claims and issued tickets.
 
 use super::device::SharedDevice;
+use super::withdrawn::SeenDevices;
 use super::tickets::Tickets;
 use crate::ledger::Ledger;
 use model::checkpoint::CheckpointEntry;
@@ -80,6 +81,8 @@ pub(super) struct HeldClaims {
 pub struct NodeAllocator {
     pub(super) policy: Policy,
     pub(super) devices: BTreeMap<GpuUuid, SharedDevice>,
+    /// What else is known of the node's devices.
+    pub(super) seen: SeenDevices,
     pub(super) cordon: Cordon,
     pub(super) pods: PodTable,
     /// The entry of each container in the kubelet's checkpoint, as it was read last.
@@ -122,6 +125,7 @@ impl NodeAllocator {
         NodeAllocator {
             policy: Policy { without_claim, tickets_lost: false, follows_kubelet: false, same_gpu_twice: false },
             devices: BTreeMap::new(),
+            seen: SeenDevices::default(),
             cordon: Cordon::default(),
             pods: PodTable { served_by_scheduler, ..PodTable::default() },
             held: BTreeMap::new(),
@@ -159,6 +163,7 @@ impl NodeAllocator {
         }
         let before = self.list();
         self.devices = devices;
+        self.note_offered();
         let changes = self.list() != before;
         if changes {
             self.keep_claims_of_own_answers();

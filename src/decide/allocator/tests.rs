@@ -28,6 +28,7 @@ pub(super) fn uid(n: u32) -> PodUid {
 pub(super) fn shared_gpu(n: u32, slots: u16) -> SharedDevice {
     SharedDevice {
         device: device(n),
+        parent: None,
         index: n,
         model: "NVIDIA H100".into(),
         slots,

@@ -4,7 +4,7 @@
 //! agent names the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read.
 
 use model::claim::ClaimOrigin;
-use model::id::{NodeName, ObjectUid, PodUid};
+use model::id::{GpuUuid, NodeName, ObjectUid, PodRef, PodUid};
 use model::time::WallTime;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,6 +21,8 @@ pub enum ClosedReason {
     UnknownClaim(PodUid),
     /// A pod on the node cannot be read at all, so it may hold GPUs.
     UnreadablePod(PodUid),
+    /// A pod on the node claims a device that neither the register of the node nor the report of its agent has.
+    UnknownDevice(PodRef, GpuUuid),
     /// Another scheduler of GPUs has placed this pod here since this scheduler uses the node.
     TwoSchedulers(PodUid),
     /// Extenders of gpu-steward that lead by this other Lease have placed this pod here since this scheduler uses the node.
@@ -50,6 +52,7 @@ impl ClosedReason {
             ClosedReason::Unreadable(_) => "unreadable_register",
             ClosedReason::UnknownClaim(_) => "unknown_claim",
             ClosedReason::UnreadablePod(_) => "unreadable_pod",
+            ClosedReason::UnknownDevice(..) => "unknown_device",
             ClosedReason::TwoSchedulers(_) => "two_schedulers",
             ClosedReason::TwoLeases(..) => "two_leases",
             ClosedReason::AgentAway => "agent_away",
@@ -71,6 +74,11 @@ impl fmt::Display for ClosedReason {
             ClosedReason::UnreadablePod(pod) => {
                 write!(f, "the pod {pod} on this node cannot be read; it may hold GPUs")
             }
+            ClosedReason::UnknownDevice(pod, device) => write!(
+                f,
+                "the pod {pod} on this node claims {device}, and neither the node's register nor its agent knows such a GPU, so \
+                 the pod may hold any GPU of the node; delete the pod, or wait until it ends"
+            ),
             ClosedReason::TwoSchedulers(pod) => write!(
                 f,
                 "another GPU scheduler has placed the pod {pod} on this node after this one began to use it; let only one of \

@@ -8,7 +8,7 @@ use crate::placement::DeviceKind;
 use model::claim::PodClaim;
 use model::followed_node::NodeFacts;
 use model::gpu_pod::BoundPod;
-use model::id::{NodeName, ObjectUid, PodUid};
+use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use model::registered::RegisteredGpu;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ impl ClusterState {
             Arc::clone(kinds.entry(key).or_insert_with(|| Arc::new(made())))
         };
         self.node_entry(&facts.name).is(facts, &mut kind);
+        self.look_for_unknown_device(&facts.name);
         // A GPU that the Node no longer registers was removed: no report has its processes, so no claim on it waits for one.
         self.take_evidence(&facts.name);
         self.touch(&facts.name);
@@ -76,6 +77,7 @@ impl ClusterState {
         }
         self.locations
             .insert(uid.clone(), PodLocation { node: bound.node.clone(), pod: pod.pod.clone(), version: None });
+        self.look_for_unknown_device(&bound.node);
         self.touch(&bound.node);
         if bound.hash.is_some() {
             let before = self.nodes.get(&bound.node).map(|node| node.predecessors(uid)).unwrap_or_default();
@@ -133,10 +135,22 @@ impl ClusterState {
         if let Some(node) = self.nodes.get_mut(name) {
             node.release(uid);
         }
+        self.look_for_unknown_device(name);
         // The claim no longer explains the processes of the pod.
         self.find_used_gpus(name);
         self.touch(name);
         self.forget_empty(name);
+    }
+
+    /// Finds whether a pod on this node claims a device that nobody knows. Called after each change of the claims, the
+    /// register or the agent's report.
+    pub(super) fn look_for_unknown_device(&mut self, name: &NodeName) {
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        let found = node.find_unknown_device().map(|(uid, device)| {
+            let unnamed = || PodRef { namespace: "".into(), name: uid.as_str().into() };
+            (self.locations.get(&uid).map_or_else(unnamed, |location| location.pod.clone()), device)
+        });
+        node.unknown_device_is(found);
     }
 
     pub(super) fn node_entry(&mut self, name: &NodeName) -> &mut NodeClaims {

@@ -163,6 +163,7 @@ pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> Age
         gpus: vec![gpu(node)],
         pods: pods_of(node, pods),
         binding: 0,
+        withdrawn: Vec::new(),
     };
     AgentMessage { version: 1, full: Some(full), change: None }
 }

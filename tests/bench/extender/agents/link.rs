@@ -159,6 +159,7 @@ impl Link<'_> {
             binding: 0,
             gpus: (0..GPUS).map(|index| self.gpu(index, USED)).collect(),
             pods: (0..self.agent.pods.len()).map(|place| self.pod(place, USED)).collect(),
+            withdrawn: Vec::new(),
         };
         AgentMessage { version: 1, full: Some(full), change: None }
     }
