@@ -111,6 +111,9 @@ pub struct DeviceSlots {
     pub healthy: bool,
     /// Whether an operator has cordoned it, so that it gets no new containers.
     pub cordoned: bool,
+    /// Whether another owner holds it, so that it gets no new containers: a pod got it from another plugin, or has a claim
+    /// that cannot be mapped to a device.
+    pub taken: bool,
 }
 
 /// The files that a pod has written into the folders that the limiter needs writable.

@@ -1,6 +1,7 @@
 //! The state of the allocator: devices, pods, the kubelet's checkpoint, claims and issued tickets.
 
 use super::device::SharedDevice;
+use super::taken::{OtherHolding, TakenDevices};
 use super::withdrawn::SeenDevices;
 use super::tickets::Tickets;
 use crate::ledger::Ledger;
@@ -83,6 +84,10 @@ pub struct NodeAllocator {
     pub(super) devices: BTreeMap<GpuUuid, SharedDevice>,
     /// What else is known of the node's devices.
     pub(super) seen: SeenDevices,
+    /// What live pods got from other plugins or under other resources.
+    pub(super) others: Vec<OtherHolding>,
+    /// The devices that another owner holds.
+    pub(super) taken: TakenDevices,
     pub(super) cordon: Cordon,
     pub(super) pods: PodTable,
     /// The entry of each container in the kubelet's checkpoint, as it was read last.
@@ -126,6 +131,8 @@ impl NodeAllocator {
             policy: Policy { without_claim, tickets_lost: false, follows_kubelet: false, same_gpu_twice: false },
             devices: BTreeMap::new(),
             seen: SeenDevices::default(),
+            others: Vec::new(),
+            taken: TakenDevices::new(),
             cordon: Cordon::default(),
             pods: PodTable { served_by_scheduler, ..PodTable::default() },
             held: BTreeMap::new(),
@@ -164,6 +171,7 @@ impl NodeAllocator {
         let before = self.list();
         self.devices = devices;
         self.note_offered();
+        self.find_taken();
         let changes = self.list() != before;
         if changes {
             self.keep_claims_of_own_answers();
@@ -204,6 +212,8 @@ impl NodeAllocator {
         for gpu_pod in now.into_values() {
             self.set_gpu_pod(gpu_pod);
         }
+        self.count_as_started();
+        self.find_taken();
         !gone.is_empty()
     }
 
