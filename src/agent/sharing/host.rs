@@ -30,13 +30,18 @@ pub(crate) struct HostFindings {
     pub runtime_injects: bool,
     /// The newest version of the limiter.
     pub limiter: Option<LimiterLibrary>,
+    /// The container runtime that answered last (`containerd://2.1.4`).
+    pub runtime: Option<Arc<str>>,
 }
 
 impl HostFindings {
     /// Whether both are the same, and their specs come from the same reading of the same file.
     pub(super) fn is_same(&self, other: &HostFindings) -> bool {
         let file = |host: &HostFindings| host.spec.as_ref().map(Arc::as_ptr);
-        file(self) == file(other) && self.runtime_injects == other.runtime_injects && self.limiter == other.limiter
+        file(self) == file(other)
+            && self.runtime_injects == other.runtime_injects
+            && self.limiter == other.limiter
+            && self.runtime == other.runtime
     }
 }
 
@@ -185,6 +190,14 @@ impl HostWatcher {
     async fn ask_runtime(&mut self) {
         let Some(cri_socket) = &self.cri_socket else { return };
         let config = sources::names::runtime_config(cri_socket.clone()).await;
+        if let Ok((runtime, _)) = &config {
+            self.host.send_if_modified(|host| {
+                let changed = host.runtime.as_deref() != Some(&**runtime);
+                host.runtime = Some(runtime.as_str().into());
+                changed
+            });
+        }
+        let config = config.map(|(_, config)| config);
         let answer = config.as_ref().map(RuntimeConfig::nvidia_injects).map_err(String::clone);
         let Some(injected) = self.injection.answered(answer) else { return };
         log_injection(&config);

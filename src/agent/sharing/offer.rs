@@ -1,10 +1,9 @@
 //! Makes the device list for the kubelet, which has the slots of the node's devices. Its inputs are the node view, the
 //! device configuration, the GPUs that an operator keeps from new containers, and the findings about the host.
 
-use super::devices::{self, SharedDevices};
+use super::devices::{self, ReadableEdits, SharedDevices};
 use super::host::HostFindings;
 use decide::allocator::{ListedSlot, NodeAllocator, SharedDevice};
-use effects::delivery::NodeEdits;
 use effects::plugin::PluginDevice;
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
@@ -48,7 +47,7 @@ pub(super) struct Offered {
     /// The devices that an operator keeps from new containers.
     pub cordoned: BTreeSet<GpuUuid>,
     /// The edits that containers get; `None` if they have not changed.
-    pub node_edits: Option<NodeEdits>,
+    pub node_edits: Option<ReadableEdits>,
 }
 
 impl DeviceOffer {
@@ -85,13 +84,13 @@ impl DeviceOffer {
         }
     }
 
-    /// The current devices. Marks the sources as unchanged.
-    pub(super) fn take(&mut self) -> Offered {
+    /// The current devices. Marks the sources as unchanged. `runtime` is the container runtime of the kubelet.
+    pub(super) fn take(&mut self, runtime: Option<Arc<str>>) -> Offered {
         let view = Arc::clone(&self.sources.view.borrow_and_update());
         let host = self.sources.host.borrow_and_update().clone();
         let cordoned = devices::cordoned(&view, &self.sources.cordoned.borrow_and_update());
         let devices = devices::of(&view, &self.config, &self.split_counts);
-        let node_edits = self.devices.node_edits(&view, &self.config, &host);
+        let node_edits = self.devices.node_edits(&view, &self.config, (&host, runtime));
         Offered { view, devices, cordoned, node_edits }
     }
 

@@ -3,7 +3,7 @@
 use super::calls::{BATCH, KubeletCalls};
 use super::container_files::{ContainerFiles, DeliveryResult, FilesEvent};
 use super::counts::Counts;
-use super::devices;
+use super::devices::{self, ReadableEdits};
 use super::file_counter::Counted;
 use super::holders::HolderSources;
 use super::listing::Listed;
@@ -304,9 +304,11 @@ impl Sharing {
     }
 
     fn look_at_gpus(&mut self) {
-        let Offered { view, devices, cordoned, node_edits } = self.offer.take();
-        if let Some(node_edits) = node_edits {
-            self.files.set_node_edits(node_edits);
+        let runtime = self.cdi.finding().map(|finding| Arc::clone(&finding.runtime));
+        let Offered { view, devices, cordoned, node_edits } = self.offer.take(runtime);
+        if let Some(ReadableEdits { edits, unreadable }) = node_edits {
+            self.files.set_node_edits(edits);
+            self.allocator.set_unreadable_specs(unreadable);
         }
         self.allocator.whole_gpus_are(devices::whole(&view));
         let changed = self.allocator.set_devices(devices);

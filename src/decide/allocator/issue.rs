@@ -13,6 +13,12 @@ impl NodeAllocator {
         self.policy.tickets_lost = lost;
     }
 
+    /// Sets why the runtime would refuse the CDI specs of tickets; `None` where it reads them. Then a container that got
+    /// only a ticket does not start.
+    pub fn set_unreadable_specs(&mut self, why: Option<Arc<str>>) {
+        self.policy.unreadable_specs = why;
+    }
+
     /// Stores a ticket that the kubelet gets for `ids`.
     pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         let order = self.tickets.next();

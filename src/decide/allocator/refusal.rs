@@ -74,6 +74,8 @@ pub enum Refusal {
     AnswerLost,
     /// The kubelet has only a ticket for the container, and the node's runtime ignores CDI devices.
     WithoutCdi,
+    /// The host's CDI spec has something that the node's runtime does not read; the text says what.
+    RuntimeTooOld(Arc<str>),
 }
 
 /// The resource that is scarce on a device.
@@ -117,6 +119,7 @@ impl Refusal {
             Refusal::Forgotten => "Forgotten",
             Refusal::AnswerLost => "AnswerLost",
             Refusal::WithoutCdi => "WithoutCdi",
+            Refusal::RuntimeTooOld(_) => "RuntimeTooOld",
         }
     }
 }
@@ -167,6 +170,11 @@ impl fmt::Display for Refusal {
             Refusal::WithoutCdi => f.write_str(
                 "the container's GPUs were to come by CDI, and this node's container runtime ignores CDI devices; delete the \
                  pod, or set enable_cdi in the runtime's configuration",
+            ),
+            Refusal::RuntimeTooOld(why) => write!(
+                f,
+                "the container runtime of this node would refuse the container's devices: {why}; upgrade the container runtime, \
+                 or delete the pod, so that it is placed on another node"
             ),
             Refusal::AnswerLost => f.write_str(
                 "the kubelet's checkpoint holds this container's GPU ids without the agent's answer, so the container would \
@@ -253,6 +261,9 @@ mod tests {
             Refusal::Forgotten,
             Refusal::AnswerLost,
             Refusal::WithoutCdi,
+            Refusal::RuntimeTooOld(
+                "netDevices of the host's CDI spec needs CDI 1.1.0, and it reads up to 0.7.0".into(),
+            ),
         ];
         scarce.into_iter().chain(alone).chain(others).collect()
     }

@@ -173,7 +173,8 @@ impl NodeAllocator {
     /// those of the container's claim.
     fn confirmed(&self, bound: Vec<BoundContainer>) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
         let refused = |bound: &BoundContainer| match bound.early {
-            false => self.policy.tickets_lost.then_some(Refusal::WithoutCdi),
+            false if self.policy.tickets_lost => Some(Refusal::WithoutCdi),
+            false => self.policy.unreadable_specs.clone().map(Refusal::RuntimeTooOld),
             true => (!self.was_given_its_claim(bound)).then_some(Refusal::Forgotten),
         };
         match bound.iter().find_map(|bound| Some((Arc::clone(&bound.limits.holder.container), refused(bound)?))) {

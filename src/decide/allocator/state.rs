@@ -2,8 +2,8 @@
 
 use super::device::SharedDevice;
 use super::taken::{OtherHolding, TakenDevices};
-use super::withdrawn::SeenDevices;
 use super::tickets::Tickets;
+use super::withdrawn::SeenDevices;
 use crate::ledger::Ledger;
 use model::checkpoint::CheckpointEntry;
 use model::claim::{Claim, DeviceShare, PodClaim};
@@ -11,6 +11,7 @@ use model::gpu_pod::GpuPod;
 use model::id::{ContainerKey, GpuUuid, PodUid, Ticket};
 use model::ticket::IssuedTicket;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Upper bound on the GPU pods that are kept. The kubelet allows 110 pods on a node by default and 500 in the largest
 /// setups. Beyond this bound the pods with the highest UIDs are left out; a start of one of them waits and is then
@@ -36,6 +37,8 @@ pub(super) struct Policy {
     pub without_claim: WithoutClaim,
     /// Whether it is known that the CDI device of a ticket reaches no container of this node.
     pub tickets_lost: bool,
+    /// Why the runtime would refuse the CDI specs of tickets.
+    pub unreadable_specs: Option<Arc<str>>,
     /// Whether a claim moves to the devices that the kubelet chose.
     pub follows_kubelet: bool,
     /// Whether a container may get the same GPU twice.
@@ -128,7 +131,13 @@ impl NodeAllocator {
     #[must_use]
     pub fn new(without_claim: WithoutClaim, served_by_scheduler: bool) -> Self {
         NodeAllocator {
-            policy: Policy { without_claim, tickets_lost: false, follows_kubelet: false, same_gpu_twice: false },
+            policy: Policy {
+                without_claim,
+                tickets_lost: false,
+                unreadable_specs: None,
+                follows_kubelet: false,
+                same_gpu_twice: false,
+            },
             devices: BTreeMap::new(),
             seen: SeenDevices::default(),
             others: Vec::new(),
