@@ -254,6 +254,7 @@ fn plugin(view: &NodeView) -> PluginView {
         }]
         .into(),
         cdi: CdiState::Works,
+        lacks: None,
         guards: vec![(AdmissionPolicy::Nodes, PolicyGuard::InForce), (AdmissionPolicy::Pods, PolicyGuard::Open)],
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
         start,

@@ -160,6 +160,8 @@ pub struct PluginView {
     pub files: Arc<[PodFiles]>,
     /// Whether containers get their GPUs by CDI.
     pub cdi: CdiState,
+    /// What containers with a GPU lack on this host, and what to do about it.
+    pub lacks: Option<Arc<str>>,
     /// The chart's admission policies whose state is known, ordered.
     pub guards: Vec<(AdmissionPolicy, PolicyGuard)>,
     /// Duration of `Allocate`, from request to answer.

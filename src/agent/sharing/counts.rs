@@ -73,6 +73,7 @@ impl Counts {
             moved: 0,
             files: Arc::default(),
             cdi: CdiState::default(),
+            lacks: None,
             guards: Vec::new(),
             allocate: meter.allocate(),
             start: meter.start(),
@@ -170,6 +171,11 @@ impl Counts {
     /// Sets whether containers get their GPUs by CDI.
     pub(super) fn cdi_is(&mut self, cdi: CdiState) {
         self.now.cdi = cdi;
+    }
+
+    /// Sets what containers with a GPU lack on this host, with what to do about it.
+    pub(super) fn host_lacks(&mut self, what: Option<Arc<str>>) {
+        self.now.lacks = what;
     }
 
     /// Reports the counts, if they have changed.

@@ -48,6 +48,8 @@ pub(super) struct Offered {
     pub cordoned: BTreeSet<GpuUuid>,
     /// The edits that containers get; `None` if they have not changed.
     pub node_edits: Option<ReadableEdits>,
+    /// What containers lack on this host, and what to do about it.
+    pub lacks: Option<Arc<str>>,
 }
 
 impl DeviceOffer {
@@ -91,7 +93,7 @@ impl DeviceOffer {
         let cordoned = devices::cordoned(&view, &self.sources.cordoned.borrow_and_update());
         let devices = devices::of(&view, &self.config, &self.split_counts);
         let node_edits = self.devices.node_edits(&view, &self.config, (&host, runtime));
-        Offered { view, devices, cordoned, node_edits }
+        Offered { view, devices, cordoned, node_edits, lacks: host.lacks() }
     }
 
     /// Gives the allocator the current devices. Does not mark the sources as unchanged.

@@ -305,11 +305,14 @@ impl Sharing {
 
     fn look_at_gpus(&mut self) {
         let runtime = self.cdi.finding().map(|finding| Arc::clone(&finding.runtime));
-        let Offered { view, devices, cordoned, node_edits } = self.offer.take(runtime);
+        let Offered { view, devices, cordoned, node_edits, lacks } = self.offer.take(runtime);
         if let Some(ReadableEdits { edits, unreadable }) = node_edits {
             self.files.set_node_edits(edits);
             self.allocator.set_unreadable_specs(unreadable);
         }
+        let unreadable = self.allocator.unreadable_specs();
+        self.counts
+            .host_lacks(unreadable.map(|why| format!("no container with a GPU can start: {why}").into()).or(lacks));
         self.allocator.whole_gpus_are(devices::whole(&view));
         let changed = self.allocator.set_devices(devices);
         self.holders.note_taken(&self.allocator);

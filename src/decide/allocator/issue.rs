@@ -19,6 +19,12 @@ impl NodeAllocator {
         self.policy.unreadable_specs = why;
     }
 
+    /// Why the runtime would refuse the CDI specs of tickets.
+    #[must_use]
+    pub fn unreadable_specs(&self) -> Option<&str> {
+        self.policy.unreadable_specs.as_deref()
+    }
+
     /// Stores a ticket that the kubelet gets for `ids`.
     pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         let order = self.tickets.next();

@@ -176,6 +176,7 @@ fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
         without_gpu: 0,
         files: Arc::default(),
         cdi: CdiState::default(),
+        lacks: None,
         guards: Vec::new(),
         moved: 0,
         allocate: Histogram::default(),

@@ -170,7 +170,7 @@ impl Routes {
                 RegistrationState::Follows => format!("not registered: {}", RegistrationState::FOLLOWS),
                 RegistrationState::Undecided(why) => format!("not registered: {why}"),
             };
-            format!("\n{} at kubelet: {standing}{}{}", plugin.resource, cdi(plugin), guard(plugin))
+            format!("\n{} at kubelet: {standing}{}{}{}", plugin.resource, cdi(plugin), lacks(plugin), guard(plugin))
         });
         let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {
@@ -264,6 +264,11 @@ fn cdi(plugin: &PluginView) -> String {
         ),
         CdiState::Unknown | CdiState::Works | CdiState::Missing { .. } => String::new(),
     }
+}
+
+/// A line for `/readyz` with what containers lack on this host.
+fn lacks(plugin: &PluginView) -> String {
+    plugin.lacks.as_ref().map(|what| format!("\n{what}")).unwrap_or_default()
 }
 
 /// A line for `/readyz` with the known states of the chart's admission policies.
