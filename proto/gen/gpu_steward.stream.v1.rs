@@ -30,6 +30,10 @@ pub struct NodeFull {
     /// not close the node. Agents of earlier releases do not send it; leaders of earlier releases do not read it.
     #[prost(bool, tag = "6")]
     pub refuses_unclaimed: bool,
+    /// UUIDs of GPUs and MIG instances that this node had, or has and does not offer: a claim on one of them takes nothing
+    /// of a device that the node offers.
+    #[prost(string, repeated, tag = "7")]
+    pub withdrawn: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Differences from the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -53,6 +57,9 @@ pub struct NodeChange {
     /// As in `NodeFull`.
     #[prost(bool, tag = "7")]
     pub refuses_unclaimed: bool,
+    /// All withdrawn devices, as in the full report.
+    #[prost(string, repeated, tag = "8")]
+    pub withdrawn: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// One GPU.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -178,8 +178,16 @@ impl Announcing {
         if !answered(&view) {
             return None;
         }
-        let gpus: Vec<RegisteredGpu> =
-            devices::of(&view, &self.config, &self.split_counts).into_iter().map(registered).collect();
+        // Schedulers must not place pods on a GPU that another owner holds.
+        let slots = view.plugin.iter().flat_map(|plugin| plugin.slots.iter());
+        let taken: BTreeSet<&GpuUuid> = slots.filter(|slots| slots.taken).map(|slots| &slots.device).collect();
+        let offered = devices::of(&view, &self.config, &self.split_counts).into_iter();
+        let gpus: Vec<RegisteredGpu> = offered
+            .map(|device| RegisteredGpu {
+                healthy: device.healthy && !taken.contains(&device.device),
+                ..registered(device)
+            })
+            .collect();
         let text = match self.format {
             RegisterFormat::Json => register::encode(&gpus),
             RegisterFormat::Colon => register::encode_colons(&gpus),

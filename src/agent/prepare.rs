@@ -65,10 +65,9 @@ pub(super) fn node_name(settings: &AgentSettings) -> Result<NodeName, StartError
     if let Some(name) = &settings.node_name {
         return Ok(name.clone());
     }
-    let from_kubernetes = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
-    let name =
-        from_kubernetes.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().trim().to_owned());
-    NodeName::parse(&name).map_err(|error| {
+    let from_kubernetes = std::env::var("NODE_NAME").ok().filter(|name| !name.trim().is_empty());
+    let name = from_kubernetes.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    NodeName::of_host(&name).map_err(|error| {
         StartError::usage(format!("cannot name this node after NODE_NAME or the host: {error}; give --node-name"))
     })
 }

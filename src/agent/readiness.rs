@@ -181,6 +181,7 @@ mod tests {
             moved: 0,
             files: Arc::default(),
             cdi: CdiState::Unknown,
+            lacks: None,
             guards: Vec::new(),
             allocate: Histogram::default(),
             start: Histogram::default(),

@@ -92,8 +92,8 @@ pub struct SharingSettings {
     pub core_scaling: Option<DeviceScaling>,
     /// Names of the resources.
     pub resources: ResourceOverrides,
-    /// HAMi's device configuration.
-    pub device_config: Option<PathBuf>,
+    /// The files of HAMi's device configuration.
+    pub device_config: Vec<PathBuf>,
     /// The default of a pod without a claim.
     pub without_claim: decide::allocator::WithoutClaim,
     /// Whether a container may have two slots of one GPU.

@@ -12,7 +12,7 @@ use model::reported_reading::ReportedReading;
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::view::{GpuHealth, GpuUse, GpuView, NodeView};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How far the node and its pods have come, from the code that shares the GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct SharingStages {
     pub refuses_unclaimed: bool,
     /// How far each GPU pod that has not finished has come.
     pub pods: BTreeMap<PodUid, PodStage>,
+    /// Devices that pods claim, that this node has or had, and that it does not offer.
+    pub withdrawn: BTreeSet<GpuUuid>,
 }
 
 /// The report at this moment. Pods and GPUs beyond the bounds are left out. Pods for which the kubelet has not called
@@ -41,6 +43,7 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
     let instances = view.gpus.iter().flat_map(|gpu| gpu.gpu.instances().iter().map(move |own| (gpu, own)));
     let instances = instances.map(|(gpu, own)| (own.uuid.clone(), instance_of(gpu, own, now)));
     report.gpus = gpus.chain(instances).take(MAX_REPORTED_GPUS).collect();
+    report.withdrawn.clone_from(&stages.withdrawn);
     let mut pods: Vec<(PodUid, ReportedPod)> = stages
         .pods
         .iter()
@@ -165,6 +168,7 @@ mod tests {
     fn a_pod_with_processes_is_reported_after_its_end_and_one_without_is_not() {
         let stages = SharingStages {
             pods: BTreeMap::from([(uid(1), PodStage::Started), (uid(2), PodStage::Waiting)]),
+            withdrawn: BTreeSet::from([GpuUuid::parse("GPU-9").unwrap()]),
             ..SharingStages::default()
         };
         let view = view(vec![
@@ -173,6 +177,7 @@ mod tests {
             (uid(4), vec![used(None, 0, Some(0))]),
         ]);
         let report = report(&view, &stages, false);
+        assert_eq!(report.withdrawn, stages.withdrawn);
         let shown: Vec<(PodUid, PodStage, usize, u32)> = report
             .pods
             .iter()

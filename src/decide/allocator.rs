@@ -31,6 +31,8 @@ mod distinct;
 mod admitted;
 mod listing;
 mod tally;
+mod withdrawn;
+mod taken;
 
 pub use device::{ListedSlot, SharedDevice};
 pub use listing::HolderDisagreement;
@@ -38,6 +40,7 @@ pub use recent_tickets::RecentTickets;
 pub use refusal::{Refusal, ScarceResource};
 pub use start::{BoundContainer, StartVerdict, WaitReason};
 pub use state::{AllocatorChanges, MAX_GPU_PODS, NodeAllocator, WithoutClaim};
+pub use taken::OtherHolding;
 pub use tickets::MAX_ISSUED;
 
 #[cfg(test)]

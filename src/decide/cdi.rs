@@ -213,6 +213,42 @@ fn remedy(runtime: &str) -> String {
     }
 }
 
+/// The newest versions of CDI that runtimes read, by the library in each release. The first release of each line.
+const READERS: [(&str, [u32; 3], (u16, u16)); 9] = [
+    ("containerd", [1, 7, 0], (0, 5)),
+    ("containerd", [1, 7, 12], (0, 6)),
+    ("containerd", [1, 7, 20], (0, 7)),
+    ("containerd", [2, 0, 0], (0, 8)),
+    ("containerd", [2, 1, 0], (1, 0)),
+    ("cri-o", [1, 28, 0], (0, 6)),
+    ("cri-o", [1, 30, 0], (0, 7)),
+    ("cri-o", [1, 31, 0], (0, 8)),
+    ("cri-o", [1, 33, 0], (1, 0)),
+];
+
+/// The newest version of CDI that this runtime reads (`containerd://1.7.2`); `None` where that is not known. A runtime refuses
+/// a spec of a newer version, and the error of the container does not name the reason.
+#[must_use]
+pub fn newest_spec(runtime: &str) -> Option<(u16, u16)> {
+    let (name, version) = runtime.split_once("://")?;
+    let (major, minor) = numbers(version)?;
+    let digits = |part: &str| part.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());
+    let patch: u32 = version.split('.').nth(2).and_then(digits).unwrap_or(0);
+    let reads = |(reader, from, _): &&(&str, [u32; 3], (u16, u16))| *reader == name && *from <= [major, minor, patch];
+    READERS.iter().rfind(reads).map(|(_, _, newest)| *newest)
+}
+
+/// The runtime that reads the specs: the one that answers at the CRI socket, if the kubelet uses a runtime of that name. Its
+/// answer is newer than the Node object after an upgrade.
+#[must_use]
+pub fn spec_reader<'a>(kubelets: Option<&'a Arc<str>>, answers: Option<&'a Arc<str>>) -> Option<&'a Arc<str>> {
+    match (kubelets, answers) {
+        (Some(kubelets), Some(answers)) if parts(kubelets).0 != parts(answers).0 => Some(kubelets),
+        (_, Some(answers)) => Some(answers),
+        (kubelets, None) => kubelets,
+    }
+}
+
 /// Name and version of a runtime.
 fn parts(runtime: &str) -> (&str, Option<(u32, u32)>) {
     let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
@@ -237,6 +273,37 @@ mod tests {
             cdi.runtime_reports(runtime, on);
         }
         cdi
+    }
+
+    #[test]
+    fn each_runtime_reads_the_cdi_versions_of_its_library() {
+        for (runtime, newest) in [
+            ("containerd://1.6.33", None),
+            ("containerd://1.7.2", Some((0, 5))),
+            ("containerd://1.7.13", Some((0, 6))),
+            ("containerd://1.7.20", Some((0, 7))),
+            ("containerd://1.7.27-0ubuntu1", Some((0, 7))),
+            ("containerd://v2.0.5-k3s1.32", Some((0, 8))),
+            ("containerd://2.1.4", Some((1, 0))),
+            ("containerd://2.9.0", Some((1, 0))),
+            ("cri-o://1.28.4", Some((0, 6))),
+            ("cri-o://1.30.0", Some((0, 7))),
+            ("cri-o://1.34.1", Some((1, 0))),
+            ("docker://27.0", None),
+            ("containerd://unknown", None),
+        ] {
+            assert_eq!(newest_spec(runtime), newest, "{runtime}");
+        }
+    }
+
+    #[test]
+    fn the_runtime_of_the_kubelet_reads_the_specs() {
+        let (old, new, other): (Arc<str>, Arc<str>, Arc<str>) =
+            ("containerd://1.7.2".into(), "containerd://1.7.27".into(), "cri-o://1.34.0".into());
+        assert_eq!(spec_reader(Some(&old), Some(&new)), Some(&new), "it was upgraded");
+        assert_eq!(spec_reader(Some(&old), Some(&other)), Some(&old), "a node with two runtimes");
+        assert_eq!([spec_reader(Some(&old), None), spec_reader(None, Some(&new))], [Some(&old), Some(&new)]);
+        assert_eq!(spec_reader(None, None), None);
     }
 
     #[test]

@@ -275,6 +275,11 @@ impl Ledger {
         own.map_or(sums.started, |own| sums.started.minus(own.demand(device))).demand()
     }
 
+    /// The devices on which there are claims, in the order of their UUIDs.
+    pub fn devices(&self) -> impl Iterator<Item = &GpuUuid> {
+        self.devices.keys()
+    }
+
     /// The pods with a share of `device`, in the order of their UIDs.
     pub fn pods_on(&self, device: &GpuUuid) -> impl Iterator<Item = &PodUid> {
         self.devices.get(device).into_iter().flat_map(|sums| &sums.pods)

@@ -133,7 +133,7 @@ impl DeviceDelivery {
         self.check_no_other_spec(ticket)?;
         let edits = self.node_edits.edits(container_limits, &file);
         let spec = cdi::CdiSpec::of_device(ticket::KIND, ticket.as_str(), edits, self.node_edits.carried);
-        let text = cdi::encode(&spec).map_err(cannot_encode(&path))?;
+        let text = cdi::encode(&spec, self.node_edits.newest).map_err(cannot_encode(&path))?;
         Ok((path, text))
     }
 

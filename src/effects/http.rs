@@ -225,6 +225,10 @@ mod tests {
         assert_eq!(served.get("/healthz", "").status, 200);
         assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));
         let mut view = sample_view::small();
+        let plugin = view.plugin.as_deref().cloned().unwrap();
+        view.plugin = Some(Arc::new(model::plugin::PluginView { lacks: Some("no CDI spec".into()), ..plugin }));
+        served.view.send(Arc::new(view.clone())).unwrap();
+        assert!(served.get("/readyz", "").text().contains("\nno CDI spec\n"));
         view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
         view.pod_watch = None;
         view.plugin = None;

@@ -209,7 +209,8 @@ pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
     view
 }
 
-/// The view of the device plugin. The first GPU is healthy, the second cordoned, the last lost.
+/// The view of the device plugin. The first GPU is healthy, the second cordoned, the last lost; another owner holds the
+/// last one.
 fn plugin(view: &NodeView) -> PluginView {
     let claim = |pod: u32, container: &str, device: &GpuUuid, gib: Option<u64>| ContainerClaim {
         holder: ContainerKey { pod: pod_uid(pod), container: container.into() },
@@ -228,6 +229,7 @@ fn plugin(view: &NodeView) -> PluginView {
         claims: used + used_unhealthy,
         healthy: gpu != 3,
         cordoned: gpu == 1,
+        taken: gpu == 3,
     };
     let mut start = Histogram { sum: std::time::Duration::from_millis(21), ..Histogram::default() };
     start.counts[6] = 3;
@@ -265,6 +267,7 @@ fn plugin(view: &NodeView) -> PluginView {
         }]
         .into(),
         cdi: CdiState::Works,
+        lacks: None,
         guards: vec![(AdmissionPolicy::Nodes, PolicyGuard::InForce), (AdmissionPolicy::Pods, PolicyGuard::Open)],
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
         start,

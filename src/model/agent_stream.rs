@@ -3,7 +3,7 @@
 use crate::id::{GpuUuid, NodeName, PodUid};
 use crate::reported_reading::ReportedReading;
 use crate::unit::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,8 @@ pub const MAX_REPORTED_GPUS: usize = 176;
 pub const MAX_REPORTED_PODS: usize = 1024;
 /// Upper bound on the GPUs that one pod uses in a report: the largest hosts have 16, and a pod may use all instances of two.
 pub const MAX_REPORTED_USES: usize = 32;
+/// Upper bound on the withdrawn devices of a report: as many as a node can have, because pods hold at most all of them.
+pub const MAX_WITHDRAWN: usize = MAX_REPORTED_GPUS;
 /// Smallest change of an amount of memory that is sent. 64 MiB is less than a CUDA context takes, and a process that allocates
 /// in small steps does not cause a message for each step.
 pub const MEMORY_DEAD_BAND: Bytes = Bytes(64 << 20);
@@ -140,6 +142,9 @@ pub struct AgentReport {
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// Its pods, at most [`MAX_REPORTED_PODS`].
     pub pods: BTreeMap<PodUid, ReportedPod>,
+    /// GPUs and MIG instances that the node had, or has and does not offer, at most [`MAX_WITHDRAWN`]. A claim on one of
+    /// them takes nothing of a device that the node offers.
+    pub withdrawn: BTreeSet<GpuUuid>,
 }
 
 /// What differs between two reports of one agent.
@@ -157,6 +162,8 @@ pub struct ReportChange {
     pub pods: BTreeMap<PodUid, ReportedPod>,
     /// Pods that have ended.
     pub pods_gone: Vec<PodUid>,
+    /// All withdrawn devices now.
+    pub withdrawn: BTreeSet<GpuUuid>,
 }
 
 /// One message of an agent.
@@ -202,8 +209,8 @@ impl AgentReport {
     /// A report without GPUs and pods.
     #[must_use]
     pub fn of(node: NodeName) -> AgentReport {
-        let (gpus, pods) = (BTreeMap::new(), BTreeMap::new());
-        AgentReport { node, phase: AgentPhase::Starting, refuses_unclaimed: false, gpus, pods }
+        let (gpus, pods, withdrawn) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        AgentReport { node, phase: AgentPhase::Starting, refuses_unclaimed: false, gpus, pods, withdrawn }
     }
 
     /// The differences from `sent`, the report that the leader has. An amount of memory that differs by less than
@@ -221,6 +228,7 @@ impl AgentReport {
             gpus_gone: sent.gpus.keys().filter(|uuid| !self.gpus.contains_key(*uuid)).cloned().collect(),
             pods: pods.map(|(uid, pod)| (uid.clone(), pod.clone())).collect(),
             pods_gone: sent.pods.keys().filter(|uid| !self.pods.contains_key(*uid)).cloned().collect(),
+            withdrawn: self.withdrawn.clone(),
         }
     }
 
@@ -259,6 +267,7 @@ impl AgentReport {
         change.pods.values_mut().for_each(|pod| pod.uses.share(&self.gpus));
         self.pods.extend(change.pods);
         (self.phase, self.refuses_unclaimed) = (change.phase, change.refuses_unclaimed);
+        self.withdrawn = change.withdrawn;
         Ok(())
     }
 }
@@ -297,6 +306,7 @@ impl ReportChange {
     pub fn is_empty(&self, sent: &AgentReport) -> bool {
         self.phase == sent.phase
             && self.refuses_unclaimed == sent.refuses_unclaimed
+            && self.withdrawn == sent.withdrawn
             && self.gpus.is_empty()
             && self.gpus_gone.is_empty()
             && self.pods.is_empty()
@@ -371,6 +381,7 @@ mod tests {
             [(uuid(0), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN })].into_iter().collect();
         now.pods.insert(uid(1), ReportedPod { stage: PodStage::Started, uses });
         now.gpus.insert(uuid(1), gpu(0));
+        now.withdrawn.insert(uuid(2));
         let change = now.changes_since(&sent);
         assert!(!change.is_empty(&sent));
         let mut applied = sent.clone();
@@ -382,6 +393,8 @@ mod tests {
         assert!(!change.is_empty(&applied));
         applied.apply(change).unwrap();
         assert_eq!(applied, now);
+        let other = AgentReport { withdrawn: BTreeSet::new(), ..now.clone() };
+        assert!(!other.changes_since(&now).is_empty(&now), "a change of the withdrawn devices alone is sent");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The kubelet's checkpoint: its file of the devices that it has allocated.
 
 use crate::id::{ContainerKey, Ticket};
+use crate::slot::Slot;
 use std::sync::Arc;
 
 /// One row of the kubelet's checkpoint: a container, the slots that it holds, and the ticket that the agent issued for
@@ -17,4 +18,23 @@ pub struct CheckpointEntry {
     pub foreign: bool,
     /// Whether the answer to `Allocate` held the devices: an earlier release gave it, where the runtime had no CDI.
     pub early: bool,
+}
+
+impl CheckpointEntry {
+    /// Whether another plugin answered the kubelet for this entry.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.ticket.is_none() && (self.foreign || self.ids.iter().any(|id| Slot::parse(id).is_none()))
+    }
+}
+
+/// What a container got from another plugin, or under another resource than that of the agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignEntry {
+    /// The container.
+    pub holder: ContainerKey,
+    /// Whether it is of the agent's resource.
+    pub own_resource: bool,
+    /// The GPUs in the answer of the other plugin; where it names none, the device ids.
+    pub devices: Vec<Arc<str>>,
 }

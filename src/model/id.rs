@@ -101,6 +101,16 @@ impl std::borrow::Borrow<str> for NodeName {
     }
 }
 
+impl NodeName {
+    /// The name under which the kubelet registers a host of this name: in lower case, without white space around it.
+    ///
+    /// # Errors
+    /// [`NotAName`] when the text cannot be a node name.
+    pub fn of_host(text: &str) -> Result<NodeName, NotAName> {
+        NodeName::parse(&text.trim().to_lowercase())
+    }
+}
+
 impl GpuUuid {
     /// Whether it is the UUID of a MIG instance.
     #[must_use]
@@ -162,6 +172,14 @@ mod tests {
         for bad in ["", "pod", "0f5b9a3e-0d2c", "../../etc/passwd", "0f5b9a3e_0d2c_4b7f_9a51_2f1f6a1f8d11"] {
             assert!(PodUid::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_host_is_named_as_the_kubelet_registers_it() {
+        for host in ["MG357.Corp.Example", " mg357.corp.example\n"] {
+            assert_eq!(NodeName::of_host(host).map(|name| name.to_string()), Ok("mg357.corp.example".to_owned()));
+        }
+        assert!(NodeName::of_host(" \n").is_err());
     }
 
     #[test]

@@ -64,6 +64,7 @@ pub mod usage;
 pub mod xid;
 pub mod incident;
 pub mod slot;
+pub mod gpu_id;
 pub mod nvidia;
 pub mod request;
 pub mod registered;

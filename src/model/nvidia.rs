@@ -21,8 +21,10 @@ pub const CONFIG_SECTION: &str = "nvidia";
 pub const KEY_PREFIX: &str = "nvidia.com/";
 /// The kind of nvidia-ctk's CDI specs.
 pub const CDI_KIND: &str = "nvidia.com/gpu";
-/// The start of the file names of these specs: `nvidia.yaml`, `nvidia-imex.json`.
-pub const CDI_FILES: &str = "nvidia";
+/// The kind of the specs that the GPU Operator's toolkit writes for its own containers. They have the driver's libraries too.
+pub const MANAGEMENT_CDI_KIND: &str = "management.nvidia.com/gpu";
+/// The starts of the file names of these specs: `nvidia.yaml`, `nvidia-imex.json`, `management.nvidia.com-gpu.yaml`.
+pub const CDI_FILES: [&str; 2] = ["nvidia", "management.nvidia"];
 /// The kernel module of the driver, in `/sys/module` and `/proc/driver`.
 pub const KERNEL_MODULE: &str = "nvidia";
 /// The vendor of its PCI devices.

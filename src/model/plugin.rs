@@ -112,6 +112,9 @@ pub struct DeviceSlots {
     pub healthy: bool,
     /// Whether an operator has cordoned it, so that it gets no new containers.
     pub cordoned: bool,
+    /// Whether another owner holds it, so that it gets no new containers: a pod got it from another plugin, or has a claim
+    /// that cannot be mapped to a device.
+    pub taken: bool,
 }
 
 /// The files that a pod has written into the folders that the limiter needs writable.
@@ -160,6 +163,8 @@ pub struct PluginView {
     pub files: Arc<[PodFiles]>,
     /// Whether containers get their GPUs by CDI.
     pub cdi: CdiState,
+    /// What containers with a GPU lack on this host, and what to do about it.
+    pub lacks: Option<Arc<str>>,
     /// The chart's admission policies whose state is known, ordered.
     pub guards: Vec<(AdmissionPolicy, PolicyGuard)>,
     /// Duration of `Allocate`, from request to answer.

@@ -7,8 +7,9 @@
 //! What must never happen here: the file is written; a file that cannot be read is taken for an empty one.
 
 use crate::bounded_file;
-use model::checkpoint::CheckpointEntry;
+use model::checkpoint::{CheckpointEntry, ForeignEntry};
 use model::file_stamp::FileStamp;
+use model::gpu_id;
 use model::id::ContainerKey;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,8 @@ pub struct CheckpointReader {
 pub struct CheckpointEntries {
     /// The entries that could be read.
     pub held: Arc<[CheckpointEntry]>,
+    /// What containers got from other plugins or under other resources, as far as it may be GPUs.
+    pub foreign: Arc<[ForeignEntry]>,
     /// The reasons why other entries cannot be read. While there are any, a container that is not in `held` may hold
     /// devices too.
     pub unreadable: Arc<[Arc<str>]>,
@@ -70,13 +73,34 @@ impl CheckpointReader {
         }
         let checkpoint = parse(file).map_err(|why| with_path(&why))?;
         let unreadable = checkpoint.unreadable.iter().filter(|one| *one.resource == *self.resource);
-        let entries = CheckpointEntries {
-            unreadable: unreadable.take(MAX_REASONS).map(|one| one.fault.to_string().into()).collect(),
-            held: checkpoint.allocations.into_iter().filter(|row| *row.resource == *self.resource).map(held).collect(),
-        };
+        let unreadable = unreadable.take(MAX_REASONS).map(|one| one.fault.to_string().into()).collect();
+        let (mut own, mut foreign) = (Vec::new(), Vec::new());
+        for mut row in checkpoint.allocations {
+            let own_resource = *row.resource == *self.resource;
+            let answered = std::mem::take(&mut row.answered);
+            let entry = held(row);
+            foreign.extend(foreign_entry(&entry, answered, own_resource));
+            if own_resource {
+                own.push(entry);
+            }
+        }
+        let entries = CheckpointEntries { held: own.into(), foreign: foreign.into(), unreadable };
         self.seen = Some((stamp, entries.clone()));
         Ok(entries)
     }
+}
+
+/// What a container got from another plugin, or under another resource if it names a GPU. `answered` are the GPUs that the
+/// plugin's answer names.
+fn foreign_entry(entry: &CheckpointEntry, answered: Vec<Arc<str>>, own_resource: bool) -> Option<ForeignEntry> {
+    if own_resource && !entry.is_foreign() {
+        return None;
+    }
+    let mut devices = if answered.is_empty() { entry.ids.clone() } else { answered };
+    if !own_resource {
+        devices.retain(|name| gpu_id::is_of_gpu(name));
+    }
+    (own_resource || !devices.is_empty()).then(|| ForeignEntry { holder: entry.holder.clone(), own_resource, devices })
 }
 
 /// The ids that the checkpoint lists as devices of `resource`, from any plugin; empty if the checkpoint cannot be read.
@@ -106,6 +130,41 @@ fn held(row: checkpoint::CheckpointRow) -> CheckpointEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `tests/golden/checkpoints` has one container for each way in which another plugin gives a GPU.
+    #[test]
+    fn what_other_plugins_gave_is_reported_with_the_gpus_in_their_answers() {
+        let folder = tempfile::tempdir().unwrap();
+        let others = include_str!("../../tests/golden/checkpoints/other-plugins.json");
+        fs::write(folder.path().join(FILE), others).unwrap();
+        let mut checkpoint = CheckpointReader::new(folder.path(), "nvidia.com/gpu".into());
+        let entries = checkpoint.read().unwrap();
+        let shown: Vec<(&str, bool, Vec<&str>)> = entries
+            .foreign
+            .iter()
+            .map(|entry| {
+                let devices = entry.devices.iter().map(AsRef::as_ref).collect();
+                (&*entry.holder.container, entry.own_resource, devices)
+            })
+            .collect();
+        let (zero, one) = ("GPU-00000000-0d2c-4b7f-9a51-2f1f6a1f8d11", "GPU-00000001-0d2c-4b7f-9a51-2f1f6a1f8d11");
+        let mig = "MIG-00000002-0d2c-4b7f-9a51-2f1f6a1f8d11";
+        assert_eq!(
+            shown,
+            [
+                ("whole", true, vec![zero]),
+                ("by-index", true, vec![one]),
+                ("time-slice", true, vec![&*format!("{one}::3")]),
+                ("hami", true, vec![one]),
+                ("volume-mount", true, vec![one]),
+                ("cdi-annotation", true, vec![one]),
+                ("cdi", true, vec![one]),
+                ("mig", false, vec![mig]),
+                ("named-otherwise", true, vec!["nvidia0"]),
+            ]
+        );
+        assert_eq!((entries.held.len(), entries.unreadable.len()), (9, 0), "the agent's own entry is no foreign one");
+    }
 
     #[test]
     fn an_unreadable_entry_is_reported_only_for_the_agents_resource() {

@@ -95,12 +95,12 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
     }
 }
 
-/// The configuration of the container runtime.
+/// The runtime that answers (`containerd://2.1.4`, as a Node names it) and its configuration.
 ///
 /// # Errors
 /// A sentence that names the socket and the reason.
-pub async fn runtime_config(cri_socket: CriSocket) -> Result<RuntimeConfig, String> {
-    runtime::read(&cri_socket.paths()).await.map(|(_, config)| config)
+pub async fn runtime_config(cri_socket: CriSocket) -> Result<(String, RuntimeConfig), String> {
+    runtime::read(&cri_socket.paths()).await
 }
 
 /// The runtime that answers (`containerd://2.1.4`, as a Node names it), and whether it reports that CDI is on. It need

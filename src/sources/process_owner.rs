@@ -7,6 +7,10 @@
 //!   they do not (private cgroup namespace):            cgroup.procs of every pod and container, kept for a second
 //! ```
 //!
+//! A container engine inside a pod may put its containers into cgroups outside the pod (`/docker/<id>`, `/actions_job/<id>`,
+//! `/ecs/<task>/<id>`). Such a process belongs to the pod around it if one of its ancestors is in that pod: a process of the
+//! host has no ancestor in a pod. The name of its cgroup alone proves nothing.
+//!
 //! What must never happen here: a process is assigned to the container of another process that had the same PID before
 //! or after it.
 
@@ -28,6 +32,8 @@ use std::time::Duration;
 use wire::cgroup_path::{CgroupPlace, place};
 use wire::proc_file::{CgroupMembership, memberships};
 
+/// Most ancestors that are looked at: below a container's own init there are a shell or two and a supervisor.
+const MAX_ANCESTORS: usize = 16;
 /// Attempts for one PID. An attempt fails only if the PID is reused between two reads.
 const MAX_ATTEMPTS: usize = 3;
 /// How long the result of a walk over `cgroup.procs` is used.
@@ -102,6 +108,7 @@ impl ProcessOwnerReader {
         for _ in 0..MAX_ATTEMPTS {
             let before = process::key(&process::stat(&mut self.reader, &self.procfs, pid).ok()?);
             let owner = self.owner(before);
+            let owner = self.around(before, owner);
             let after = process::stat(&mut self.reader, &self.procfs, pid).ok()?;
             let (key, command) = (process::key(&after), process::command(&after));
             if key == before {
@@ -110,6 +117,39 @@ impl ProcessOwnerReader {
             last = Some(IdentifiedProcess { key, command, owner: ProcessOwner::Unknown });
         }
         last
+    }
+
+    /// The container of a pod in which an ancestor of this process is, if the process itself is in no pod; else `own`.
+    fn around(&mut self, key: ProcessKey, own: ProcessOwner) -> ProcessOwner {
+        let in_pod = |owner: &ProcessOwner| matches!(owner, ProcessOwner::Cgroup(identity) if identity.pod().is_some());
+        if own == ProcessOwner::Unknown || in_pod(&own) {
+            return own;
+        }
+        let mut child = key;
+        for _ in 0..MAX_ANCESTORS {
+            let Some(parent) = self.parent(child) else { return own };
+            let owner = self.owner(parent);
+            // The parent was the same process before and after its cgroup was read, and the child's parent.
+            if owner == ProcessOwner::Unknown || self.parent(child) != Some(parent) {
+                return own;
+            }
+            if in_pod(&owner) {
+                return owner;
+            }
+            child = parent;
+        }
+        own
+    }
+
+    /// The parent of a process; `None` for a process without one, or one that has ended.
+    fn parent(&mut self, child: ProcessKey) -> Option<ProcessKey> {
+        let stat = process::stat(&mut self.reader, &self.procfs, child.pid).ok()?;
+        let parent = stat.parent;
+        // The init process of the host is in no pod.
+        if process::key(&stat) != child || parent <= 1 {
+            return None;
+        }
+        Some(process::key(&process::stat(&mut self.reader, &self.procfs, parent).ok()?))
     }
 
     /// Like [`ProcessOwnerReader::identify`], for a PID that the GPU driver reported, which is a PID of the host. If

@@ -5,11 +5,14 @@
 //!   <cdi folder>/nvidia*.{json,yaml} ──stat, read──▶ wire::cdi ──▶ ToolkitSpec, the first that describes GPUs
 //! ```
 //!
+//! Where no spec describes GPUs for all containers, the spec for containers of the GPU Operator counts
+//! (`management.nvidia.com/gpu`): it has the driver's libraries, and one device with the device nodes of all GPUs.
+//!
 //! What must never happen here: a spec is written; a spec that gives one GPU to every container is used.
 
 use crate::bounded_file;
 use model::file_stamp::FileStamp;
-use model::nvidia::{CDI_FILES, CDI_KIND};
+use model::nvidia::{CDI_FILES, CDI_KIND, MANAGEMENT_CDI_KIND};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,21 +95,24 @@ fn files(folders: &[PathBuf]) -> Vec<(PathBuf, FileStamp)> {
 
 fn is_name(name: &str) -> bool {
     let end = Path::new(name).extension().and_then(|end| end.to_str());
-    name.starts_with(CDI_FILES) && matches!(end, Some("json" | "yaml"))
+    CDI_FILES.iter().any(|start| name.starts_with(start)) && matches!(end, Some("json" | "yaml"))
 }
 
-/// The first of these files that describes GPUs. Each file before it that cannot be used is logged.
+/// The first of these files that describes GPUs for all containers, else the first for containers of the GPU Operator. Each
+/// file before it that cannot be used is logged.
 fn first_usable(files: &[(PathBuf, FileStamp)]) -> Option<ToolkitSpec> {
-    files.iter().find_map(|(path, _)| match read(path) {
-        Ok(spec) => spec.map(|spec| ToolkitSpec { path: path.clone(), spec }),
-        Err(why) => {
-            tracing::warn!(
+    let mut management = None;
+    for (path, _) in files {
+        match read(path) {
+            Ok(Some(spec)) if spec.kind == CDI_KIND => return Some(ToolkitSpec { path: path.clone(), spec }),
+            Ok(spec) => management = management.or(spec.map(|spec| ToolkitSpec { path: path.clone(), spec })),
+            Err(why) => tracing::warn!(
                 file = %path.display(), why,
                 "this CDI spec cannot be used: containers do not get its libraries, hooks and device nodes"
-            );
-            None
+            ),
         }
-    })
+    }
+    management
 }
 
 /// Reads a CDI spec; `None` if it is of another kind of device.
@@ -119,7 +125,7 @@ fn read(path: &Path) -> Result<Option<CdiSpec>, String> {
         cdi::of_value(serde_saphyr::from_str(text).map_err(|error| error.to_string())?)
     };
     let spec = spec.map_err(|fault| fault.to_string())?;
-    if spec.kind != CDI_KIND {
+    if ![CDI_KIND, MANAGEMENT_CDI_KIND].contains(&spec.kind.as_str()) {
         return Ok(None);
     }
     host::for_all(&spec)?;
@@ -155,6 +161,26 @@ mod tests {
         let spec = found(&folders).unwrap();
         assert_eq!(spec.path, folders[1].join("nvidia.yaml"));
         assert!(!spec.spec.container_edits.mounts.is_empty());
+    }
+
+    #[test]
+    fn the_spec_of_the_gpu_operator_counts_where_there_is_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = [root.path().join("etc"), root.path().join("run")];
+        folders.iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        let management = folders[1].join("management.nvidia.com-gpu.yaml");
+        fs::write(&management, YAML.replace("kind: nvidia.com/gpu", "kind: management.nvidia.com/gpu")).unwrap();
+        let spec = found(&folders).unwrap();
+        assert_eq!(spec.path, management);
+        let libraries = &spec.spec.container_edits.mounts;
+        assert!(libraries.iter().any(|mount| mount.container_path.contains("libcuda.so")), "{libraries:?}");
+        let other = folders[0].join("nvidia.yaml");
+        fs::write(&other, YAML).unwrap();
+        assert_eq!(
+            found(&folders).unwrap().path,
+            other,
+            "the spec for all containers, even in a folder of lower priority"
+        );
     }
 
     #[test]

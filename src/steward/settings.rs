@@ -64,7 +64,7 @@ impl Reader<'_> {
     fn settings(&mut self) -> Option<AgentSettings> {
         let standalone = self.take("standalone", value::switch);
         let node_name = self.take("node-name", |text| {
-            value::unless_auto(text, |text| NodeName::parse(text).map_err(|error| error.to_string()))
+            value::unless_auto(text, |text| NodeName::of_host(text).map_err(|error| error.to_string()))
         });
         let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let state_dir = self.take("state-dir", value::path);
@@ -153,7 +153,7 @@ impl Reader<'_> {
         let memory_scaling = self.take("memory-scaling", |text| value::unless_auto(text, value::scaling));
         let core_scaling = self.take("core-scaling", |text| value::unless_auto(text, value::scaling));
         let resources = self.resources();
-        let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
+        let device_config = self.take("device-config-file", |text| value::unless_none(text, value::paths));
         let without_claim = self.take("without-claim", value::without_claim);
         let same_gpu_twice = self.take("same-gpu-twice", value::same_gpu_twice);
         let topology = self.take("topology-policy", |text| value::unless_auto(text, value::topology));
@@ -174,7 +174,7 @@ impl Reader<'_> {
             memory_scaling: memory_scaling?,
             core_scaling: core_scaling?,
             resources: resources?,
-            device_config: device_config?,
+            device_config: device_config?.unwrap_or_default(),
             without_claim: without_claim?,
             same_gpu_twice: same_gpu_twice?,
             topology: topology?,

@@ -5,14 +5,14 @@
 
 use model::agent_stream::{
     AgentMessage, AgentPhase, AgentReport, LeaderView, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USES,
-    PodStage, ReportChange, ReportedGpu, ReportedPod, ReportedUse,
+    MAX_WITHDRAWN, PodStage, ReportChange, ReportedGpu, ReportedPod, ReportedUse,
 };
 use model::id::{GpuUuid, NodeName, PodUid};
 use model::reading::Absence;
 use model::reported_reading::{ReadingAge, ReportedReading};
 use model::unit::Bytes;
 use proto::stream as wire;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The version of the format.
@@ -76,6 +76,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
                 refuses_unclaimed: full.refuses_unclaimed,
                 gpus: gpus(full.gpus)?,
                 pods: pods(full.pods)?,
+                withdrawn: withdrawn(&full.withdrawn)?,
                 node,
             }))
         }
@@ -89,10 +90,16 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
                 gpus_gone: change.gpus_gone.iter().map(|text| uuid(text)).collect::<Result<_, _>>()?,
                 pods: pods(change.pods)?,
                 pods_gone: change.pods_gone.iter().map(|text| uid(text)).collect::<Result<_, _>>()?,
+                withdrawn: withdrawn(&change.withdrawn)?,
             }))
         }
         (Some(_), Some(_)) => Err(BadMessage::Both),
     }
+}
+
+fn withdrawn(list: &[String]) -> Result<BTreeSet<GpuUuid>, BadMessage> {
+    bounded("withdrawn GPUs", list.len(), MAX_WITHDRAWN)?;
+    list.iter().map(|text| uuid(text)).collect()
 }
 
 /// No pod is bound in a phase that this version does not know.
@@ -169,6 +176,7 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
                 gpus: from_gpus(&report.gpus),
                 pods: from_pods(&report.pods),
                 refuses_unclaimed: report.refuses_unclaimed,
+                withdrawn: report.withdrawn.iter().map(ToString::to_string).collect(),
             };
             (Some(full), None)
         }
@@ -181,6 +189,7 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
                 pods: from_pods(&change.pods),
                 pods_gone: change.pods_gone.iter().map(ToString::to_string).collect(),
                 refuses_unclaimed: change.refuses_unclaimed,
+                withdrawn: change.withdrawn.iter().map(ToString::to_string).collect(),
             };
             (None, Some(change))
         }
@@ -347,15 +356,22 @@ mod tests {
             full: bool, phase in phases(), refuses_unclaimed: bool,
             gpus in prop::collection::btree_map(gpu_uuid(), gpu(), 0..8), gpus_gone in prop::collection::vec(gpu_uuid(), 0..4),
             pods in prop::collection::btree_map(pod_uid(), pod(), 0..8), pods_gone in prop::collection::vec(pod_uid(), 0..4),
+            withdrawn in prop::collection::btree_set(gpu_uuid(), 0..4),
         ) {
             let message = match full {
                 true => {
                     let node = NodeName::parse("node-1").unwrap();
-                    AgentMessage::Full(AgentReport { node, phase, refuses_unclaimed, gpus, pods })
+                    AgentMessage::Full(AgentReport { node, phase, refuses_unclaimed, gpus, pods, withdrawn })
                 }
-                false => {
-                    AgentMessage::Change(ReportChange { phase, refuses_unclaimed, gpus, gpus_gone, pods, pods_gone })
-                }
+                false => AgentMessage::Change(ReportChange {
+                    phase,
+                    refuses_unclaimed,
+                    gpus,
+                    gpus_gone,
+                    pods,
+                    pods_gone,
+                    withdrawn,
+                }),
             };
             let bytes = from_agent(&message).encode_to_vec();
             prop_assert_eq!(agent_message(wire::AgentMessage::decode(&*bytes).unwrap()), Ok(message));
@@ -396,6 +412,7 @@ mod tests {
         for (bad, words) in [
             (wire::NodeFull { pods, ..node() }, "1025 pods"),
             (wire::NodeFull { pods: vec![pod], ..node() }, "33 GPUs of one pod"),
+            (wire::NodeFull { withdrawn: vec!["GPU-1".into(); 177], ..node() }, "177 withdrawn GPUs"),
             (wire::NodeFull { node: "a b".into(), ..node() }, "invalid name of a node in the message: \"a b\""),
             (wire::NodeFull { pods: vec![wire::PodReport::default()], ..node() }, "UID of a pod"),
         ] {

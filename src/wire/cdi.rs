@@ -61,13 +61,18 @@ pub fn of_value(value: Value) -> Result<CdiSpec, DecodeError> {
     validate(&spec).map(|()| spec)
 }
 
-/// Writes a CDI spec in JSON, with the lowest version that it needs.
+/// Writes a CDI spec in JSON, with the lowest version that it needs, for a runtime that reads versions up to `newest`;
+/// `None`: any version.
 ///
 /// # Errors
-/// [`DecodeError`] for a spec that no runtime would accept.
-pub fn encode(spec: &CdiSpec) -> Result<String, DecodeError> {
+/// [`DecodeError`] for a spec that no runtime, or not this one, would accept.
+pub fn encode(spec: &CdiSpec, newest: Option<CdiVersion>) -> Result<String, DecodeError> {
     validate(spec)?;
     let written = CdiSpec { cdi_version: lowest::version(spec), ..spec.clone() };
+    if let Some(newest) = newest.filter(|newest| written.cdi_version > *newest) {
+        let what = format!("needs CDI {}, and the container runtime reads CDI up to {newest}", written.cdi_version);
+        return Err(DecodeError::new(KEY, 0, what));
+    }
     let text = serde_json::to_string(&written).map_err(|error| DecodeError::new(KEY, 0, error.to_string()))?;
     if text.len() >= MAX_BYTES {
         return Err(DecodeError::too_long(KEY, text.len(), MAX_BYTES));

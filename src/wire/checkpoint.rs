@@ -9,7 +9,11 @@
 //!
 //! `AllocResp` is the plugin's answer to `Allocate`, unchanged, and contains the ticket. Through the ticket the agent
 //! finds the UID of the pod and the name of the container. `DeviceIDs` is a list for each NUMA node (`-1` for no NUMA
-//! node). The checksum is not checked: its computation is internal to the kubelet and has changed.
+//! node); kubelets before 1.20 wrote one list. The checksum is not checked: its computation is internal to the kubelet and
+//! has changed.
+//!
+//! The answer of another plugin shows which GPUs the container has, whatever ids the kubelet counts: HAMi's plugin gives
+//! other GPUs than its ids name.
 //!
 //! What must never happen here: one unreadable entry hides the others; the answer of another plugin is taken for an
 //! answer of the agent.
@@ -18,6 +22,7 @@ use crate::decode_error::{DecodeError, shown};
 use crate::ticket;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use model::gpu_id;
 use model::id::{PodUid, Ticket};
 use prost::Message;
 use serde::Deserialize;
@@ -52,6 +57,8 @@ pub struct CheckpointRow {
     /// Whether the answer came from another plugin: it is not empty, and has no ticket of the agent, not even an
     /// unreadable one.
     pub foreign: bool,
+    /// The UUIDs of GPUs and MIG instances in another plugin's answer, ordered, each once.
+    pub answered: Vec<Arc<str>>,
 }
 
 /// The checkpoint.
@@ -92,6 +99,24 @@ impl Checkpoint {
 /// Lists by name; kubelet writes `null` for an empty list.
 type Lists<'a> = BTreeMap<Cow<'a, str>, Option<Vec<Cow<'a, str>>>>;
 
+/// The ids of a container: by NUMA node, or in one list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ids<'a> {
+    #[serde(borrow)]
+    ByNode(Lists<'a>),
+    OneList(Vec<Cow<'a, str>>),
+}
+
+impl<'a> Ids<'a> {
+    fn all(&self) -> Vec<&str> {
+        match self {
+            Ids::ByNode(lists) => lists.values().flatten().flatten().map(AsRef::as_ref).collect(),
+            Ids::OneList(list) => list.iter().map(AsRef::as_ref).collect(),
+        }
+    }
+}
+
 #[derive(Deserialize)]
 struct File<'a> {
     #[serde(borrow, rename = "Data")]
@@ -115,7 +140,7 @@ struct Entry<'a> {
     #[serde(borrow, rename = "ResourceName")]
     resource: Cow<'a, str>,
     #[serde(borrow, rename = "DeviceIDs")]
-    ids: Option<Lists<'a>>,
+    ids: Option<Ids<'a>>,
     #[serde(borrow, rename = "AllocResp")]
     answer: Option<Cow<'a, str>>,
 }
@@ -157,8 +182,7 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint, DecodeError> {
 }
 
 fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
-    let by_numa = entry.ids.iter().flat_map(BTreeMap::values);
-    let mut ids: Vec<Arc<str>> = by_numa.flatten().flatten().map(|id| Arc::from(id.as_ref())).collect();
+    let mut ids: Vec<Arc<str>> = entry.ids.iter().flat_map(Ids::all).map(Arc::from).collect();
     ids.sort();
     ids.dedup();
     let place = || format!("{}, {}", shown(&entry.container), shown(&entry.resource));
@@ -174,6 +198,7 @@ fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
         cdi_devices: answer.cdi_devices,
         ticket: answer.ticket,
         foreign: answer.is_not_empty && !answer.ours,
+        answered: answer.gpus,
     })
 }
 
@@ -186,6 +211,8 @@ struct AnswerParts {
     is_not_empty: bool,
     /// Whether the answer has something that only the agent writes.
     ours: bool,
+    /// The UUIDs of GPUs and MIG instances, if the answer is another plugin's.
+    gpus: Vec<Arc<str>>,
 }
 
 /// The fields that are read of a plugin's answer to `Allocate`: `ContainerAllocateResponse` in the kubelet's
@@ -193,10 +220,22 @@ struct AnswerParts {
 #[derive(Clone, PartialEq, Message)]
 struct AllocateResponse {
     /// The values are bytes here, because those of other plugins may be anything.
+    #[prost(btree_map = "string, bytes", tag = "1")]
+    envs: BTreeMap<String, Vec<u8>>,
+    #[prost(message, repeated, tag = "2")]
+    mounts: Vec<NamedMount>,
     #[prost(btree_map = "string, bytes", tag = "4")]
     annotations: BTreeMap<String, Vec<u8>>,
     #[prost(message, repeated, tag = "5")]
     cdi_devices: Vec<NamedCdiDevice>,
+}
+
+/// `Mount` of the same file.
+#[derive(Clone, PartialEq, Message)]
+struct NamedMount {
+    /// Bytes, for the same reason.
+    #[prost(bytes = "vec", tag = "1")]
+    container_path: Vec<u8>,
 }
 
 /// `CDIDevice` of the same file.
@@ -214,12 +253,48 @@ fn answer_parts(answer: &str) -> Option<AnswerParts> {
     let names = answer.cdi_devices.into_iter().map(|device| device.name).filter(|name| !name.is_empty());
     let cdi_devices: Vec<Arc<str>> = names.map(Arc::from).collect();
     let written = answer.annotations.get(ticket::ANNOTATION).map(|value| std::str::from_utf8(value).ok());
+    let ours = written.is_some() || cdi_devices.iter().any(|name| name.starts_with(ticket::KIND));
+    let gpus =
+        if ours { Vec::new() } else { named_gpus(&answer.envs, &answer.mounts, &answer.annotations, &cdi_devices) };
     Some(AnswerParts {
-        ours: written.is_some() || cdi_devices.iter().any(|name| name.starts_with(ticket::KIND)),
+        ours,
+        gpus,
         cdi_devices,
         ticket: written.flatten().and_then(|value| Ticket::parse(value).ok()),
         is_not_empty: !bytes.is_empty(),
     })
+}
+
+/// The variable in which NVIDIA's and HAMi's plugins name the GPUs of a container.
+const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// The folder in which NVIDIA's plugin mounts a file for each GPU, with `--device-list-strategy=volume-mounts`.
+const VOLUME_MOUNTS: &str = "/var/run/nvidia-container-devices/";
+/// Prefix of the annotations that name CDI devices, for runtimes that read no CDI devices from the kubelet.
+const CDI_ANNOTATION: &str = "cdi.k8s.io/";
+/// Maximum number of GPUs in one answer: the number of MIG instances of the largest node.
+const MAX_ANSWERED: usize = 512;
+
+/// The UUIDs of GPUs in an answer, wherever a plugin may write them. An index or `all` names no GPU: the ids do.
+fn named_gpus(
+    envs: &BTreeMap<String, Vec<u8>>,
+    mounts: &[NamedMount],
+    annotations: &BTreeMap<String, Vec<u8>>,
+    cdi_devices: &[Arc<str>],
+) -> Vec<Arc<str>> {
+    let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+    let visible = envs.get(VISIBLE_DEVICES).map(text);
+    let mounted = mounts.iter().map(|mount| text(&mount.container_path));
+    let mounted = mounted.filter_map(|path| path.strip_prefix(VOLUME_MOUNTS).map(str::to_owned));
+    let annotated = annotations.iter().filter(|(key, _)| key.starts_with(CDI_ANNOTATION)).map(|(_, value)| text(value));
+    let cdi = cdi_devices.iter().map(|name| name.to_string());
+    let texts: Vec<String> = visible.into_iter().chain(mounted).chain(annotated).chain(cdi).collect();
+    // A CDI device is `vendor/class=name`.
+    let names = texts.iter().flat_map(|text| text.split(',')).map(|name| name.rsplit('=').next().unwrap_or_default());
+    let mut gpus: Vec<Arc<str>> =
+        names.map(str::trim).filter(|name| gpu_id::is_of_gpu(name)).take(MAX_ANSWERED).map(Arc::from).collect();
+    gpus.sort();
+    gpus.dedup();
+    gpus
 }
 
 #[cfg(test)]

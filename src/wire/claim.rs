@@ -10,6 +10,10 @@
 //! without a comma are skipped, and so are fields after the fourth. A text may end with more empty containers than the
 //! pod has, because HAMi adds one each time a container starts. [`decode`] drops empty containers at the end, so that
 //! the text does not grow when it is read and written again.
+//!
+//! HAMi up to 2.5 writes `,,0,0:` for a container without a GPU. HAMi 2.5 to 2.9 write `GPU-x[3-1]` for an instance of a
+//! GPU in MIG mode, with the number of a template and a position in it. Which instance that is depends on HAMi's
+//! configuration on the node, so the share is one of the whole GPU, with the memory and cores that it names.
 
 use crate::annotation_keys::MAX_ANNOTATION;
 use crate::decode_error::{DecodeError, shown};
@@ -74,27 +78,42 @@ fn container_shares(
             }
             let error =
                 |what: String| DecodeError::new(key, at, format!("container {container}, GPU {number}: {what}"));
-            shares.push(share(piece).map_err(error)?);
+            shares.extend(share(piece).map_err(error)?);
         }
         at += piece.len() + 1;
     }
     Ok(shares)
 }
 
-fn share(text: &str) -> Result<DeviceShare, String> {
+/// Reads one device share; `None` for the entry of a container without a GPU.
+fn share(text: &str) -> Result<Option<DeviceShare>, String> {
     let mut fields = text.split(',');
-    let (Some(uuid), Some(_vendor), Some(memory), Some(cores)) =
+    let (Some(uuid), Some(vendor), Some(memory), Some(cores)) =
         (fields.next(), fields.next(), fields.next(), fields.next())
     else {
         return Err(format!("has fewer than 4 fields: {}", shown(text)));
     };
     let cores = u32::try_from(number("cores", cores)?).unwrap_or(u32::MAX);
-    Ok(DeviceShare {
-        device: GpuUuid::parse(uuid).map_err(|error| error.to_string())?,
+    let memory = number("memory", memory)?;
+    if (uuid, vendor, memory, cores) == ("", "", 0, 0) {
+        return Ok(None);
+    }
+    Ok(Some(DeviceShare {
+        device: GpuUuid::parse(whole_gpu(uuid)).map_err(|error| error.to_string())?,
         // 0 means no limit, for memory and for cores.
-        memory: Some(Mib(number("memory", memory)?).bytes()).filter(|memory| *memory > Bytes(0)),
+        memory: Some(Mib(memory).bytes()).filter(|memory| *memory > Bytes(0)),
         cores: Some(CorePercent(cores)).filter(|cores| cores.0 > 0),
-    })
+    }))
+}
+
+/// The GPU in `GPU-x[3-1]`. Any other text is returned as it is.
+fn whole_gpu(uuid: &str) -> &str {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_place = |place: &str| {
+        let numbers = place.strip_suffix(']').and_then(|place| place.split_once('-'));
+        numbers.is_some_and(|(template, position)| digits(template) && digits(position))
+    };
+    uuid.split_once('[').filter(|(_, place)| is_place(place)).map_or(uuid, |(gpu, _)| gpu)
 }
 
 fn number(name: &str, text: &str) -> Result<u64, String> {
@@ -196,8 +215,25 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_without_a_gpu_is_no_share_and_a_template_position_is_a_share_of_its_gpu() {
+        let a = || gpu("GPU-a", 1000, 0);
+        assert_eq!(shape("GPU-a,NVIDIA,1000,0:;;,,0,0:;"), [vec![a()]]);
+        assert_eq!(shape(",,0,0:;GPU-a,NVIDIA,1000,0:,,0,0:;,,0,0"), [vec![], vec![a()]]);
+        assert_eq!(shape(",,0,0:;"), Vec::<Vec<_>>::new());
+        let instances = shape("GPU-a[3-1],NVIDIA,9984,25:GPU-a[3-10],NVIDIA,9984,25:;");
+        assert_eq!(instances, [vec![gpu("GPU-a", 9984, 25), gpu("GPU-a", 9984, 25)]]);
+        // Nobody knows such a GPU, so the claim is not taken for one of GPU-a.
+        for other in ["GPU-a[3]", "GPU-a[-1]", "GPU-a[x-1]", "GPU-a[3-1", "GPU-a[3-1]x", "GPU-a[0-1][2-3]"] {
+            assert_eq!(shape(&format!("{other},NVIDIA,1,1:;")), [vec![gpu(other, 1, 1)]]);
+        }
+    }
+
+    #[test]
     fn a_broken_device_share_is_reported_with_its_position() {
         for (text, at, what) in [
+            (",,1,0:;", 0, "not a GPU UUID"),
+            ("[3-1],NVIDIA,1,0:;", 0, "not a GPU UUID"),
+            (",,0,x:;", 0, "cores is not between"),
             ("GPU-a,NVIDIA,3000:;", 0, "container 0, GPU 0: has fewer than 4 fields: \"GPU-a,NVIDIA,3000\""),
             (
                 ";GPU-a,NVIDIA,1,1:GPU-b,NVIDIA,x,1:;",

@@ -1,5 +1,6 @@
-//! Tests the decoders with texts that HAMi's programs wrote, and with one case of every form (`tests/golden/hami`). Reads
-//! the claims of each version of their format (`tests/golden/claims`).
+//! Tests the decoders with texts that HAMi's programs wrote, with one case of every form, and with the texts of each release
+//! (`tests/golden/hami`). Reads the claims of each version of their format (`tests/golden/claims`). Gives the decoders' own
+//! tests the golden texts with some characters changed.
 
 use crate::annotation_keys;
 use crate::extender::{self, CandidateNodes, FailedNode};
@@ -11,6 +12,7 @@ use model::id::NodeName;
 use model::request::{GpuRequest, MemoryRequest};
 use model::time::WallTime;
 use model::unit::Mib;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const SCHEDULER: &str = include_str!("../../tests/golden/hami/scheduler.json");
@@ -19,6 +21,7 @@ const CALLS: &str = include_str!("../../tests/golden/hami/extender.json");
 const CLAIM_0: &str = include_str!("../../tests/golden/claims/version-0.json");
 const CLAIM_1: &str = include_str!("../../tests/golden/claims/version-1.json");
 const FORMATS: &str = include_str!("../../tests/golden/hami/formats.json");
+const RELEASES: &str = include_str!("../../tests/golden/hami/releases.json");
 /// Memory of the GPUs in the recording.
 const MEMORY_OF_A100: Mib = Mib(81_920);
 
@@ -314,6 +317,107 @@ fn a_claim_of_a_later_version_is_unreadable_unless_it_names_this_reader() {
                 }
                 PodClaim::BadRequest(why) => panic!("{version}: {why}"),
             }
+        }
+    }
+}
+
+/// The texts at `keys` of the list `list` of a golden file.
+fn texts(file: &str, list: &str, keys: &[&str]) -> Vec<String> {
+    let file: Value = serde_json::from_str(file).unwrap();
+    let cases = if list.is_empty() { &file } else { &file[list] };
+    cases.as_array().unwrap().iter().flat_map(|case| keys.iter().map(|key| text(case, key).to_owned())).collect()
+}
+
+#[test]
+fn the_claims_of_every_release_are_read() {
+    let releases: Value = serde_json::from_str(RELEASES).unwrap();
+    let mut seen = Vec::new();
+    for case in list(&releases["claims"]) {
+        let counts: Vec<u32> = serde_json::from_value(case["gpus"].clone()).unwrap();
+        let row = |share: &DeviceShare| json!([share.device.as_str(), numbers(share).0, numbers(share).1]);
+        let claim = claim::decode(annotation_keys::ALLOCATED, text(case, "allocated")).unwrap();
+        let placed = claim.by_container(&counts).unwrap_or_else(|why| panic!("{case}: {why}"));
+        let shapes: Vec<Vec<Value>> = placed.iter().map(|shares| shares.iter().map(row).collect()).collect();
+        assert_eq!(json!(shapes), case["claim"], "{case}");
+        // Once the first container with a GPU has got it, the text names the shares of the others.
+        let left = claim::decode(annotation_keys::TO_ALLOCATE, text(case, "served")).unwrap();
+        let first = placed.iter().find(|shares| !shares.is_empty()).unwrap();
+        let others: Vec<&DeviceShare> = placed.shares().skip(first.len()).collect();
+        assert_eq!(left.shares().collect::<Vec<_>>(), others, "{case}");
+        seen.push(text(case, "release"));
+    }
+    seen.dedup();
+    assert_eq!(seen, ["2.3", "2.4", "2.5", "2.6", "2.7", "2.8", "2.9", "2.10"]);
+}
+
+#[test]
+fn the_registers_of_every_release_are_read() {
+    let releases: Value = serde_json::from_str(RELEASES).unwrap();
+    for case in list(&releases["registers"]) {
+        let row = |gpu: &model::registered::RegisteredGpu| {
+            json!([gpu.uuid.as_str(), gpu.index, gpu.slots, gpu.memory.0, gpu.healthy])
+        };
+        let gpus = register::decode(text(case, "text")).unwrap();
+        assert_eq!(json!(gpus.iter().map(row).collect::<Vec<_>>()), case["gpus"], "{case}");
+    }
+}
+
+/// Some of these texts with up to six changes: a part is removed, doubled, or replaced by a character of the formats.
+pub(crate) fn mutated(texts: Vec<String>) -> impl Strategy<Value = String> {
+    let mark = prop::sample::select(r#",;:[]{}"-0a9 é"#.chars().collect::<Vec<_>>());
+    let change = (any::<prop::sample::Index>(), 0..8_usize, 0..3_u8, mark);
+    (prop::sample::select(texts), prop::collection::vec(change, 0..=6)).prop_map(|(text, changes)| {
+        let mut text: Vec<char> = text.chars().collect();
+        for (place, length, kind, mark) in changes {
+            let from = place.index(text.len() + 1);
+            let part: Vec<char> = text.iter().skip(from).take(length).copied().collect();
+            let end = from + part.len();
+            let instead = match kind {
+                0 => Vec::new(),
+                1 => [part.clone(), part].concat(),
+                _ => vec![mark],
+            };
+            text.splice(from..end, instead);
+        }
+        text.into_iter().collect()
+    })
+}
+
+fn all_claims() -> Vec<String> {
+    [
+        texts(RELEASES, "claims", &["allocated", "served"]),
+        texts(FORMATS, "devices", &["text"]),
+        texts(PLUGIN, "", &["allocated", "toAllocate"]),
+    ]
+    .concat()
+}
+
+fn all_registers() -> Vec<String> {
+    [texts(RELEASES, "registers", &["text"]), texts(FORMATS, "register", &["text"])].concat()
+}
+
+proptest! {
+    #[test]
+    fn a_claim_that_differs_a_little_from_a_golden_one_is_read_in_full_or_not_at_all(text in mutated(all_claims())) {
+        if let Ok(read) = claim::decode(annotation_keys::ALLOCATED, &text) {
+            // Each piece with a comma is a share, except the entry of a container without a GPU.
+            let pieces = text.split([';', ':']).filter(|piece| piece.contains(','));
+            let named = pieces.filter(|piece| !piece.starts_with(",,")).count();
+            prop_assert_eq!(read.shares().count(), named, "{}", text);
+            if let Ok(written) = claim::encode(annotation_keys::ALLOCATED, &read) {
+                prop_assert_eq!(claim::decode(annotation_keys::ALLOCATED, &written), Ok(read));
+            }
+        }
+    }
+
+    #[test]
+    fn a_register_that_differs_a_little_from_a_golden_one_is_read_the_same_again(text in mutated(all_registers())) {
+        if let Ok(gpus) = register::decode(&text)
+            && let Ok(written) = register::encode(&gpus)
+        {
+            let mut ordered = gpus;
+            ordered.sort_by(|one, other| one.uuid.cmp(&other.uuid));
+            prop_assert_eq!(register::decode(&written), Ok(ordered));
         }
     }
 }

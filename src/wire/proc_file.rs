@@ -19,6 +19,8 @@ pub struct ProcStat<'a> {
     pub command: &'a [u8],
     /// State: `R`, `S`, `Z`, …
     pub state: u8,
+    /// PID of the parent; 0 for a process whose parent is not in this PID namespace.
+    pub parent: u32,
     /// User time in clock ticks.
     pub user_ticks: u64,
     /// System time in clock ticks.
@@ -55,13 +57,14 @@ pub fn stat(text: &[u8]) -> Result<ProcStat<'_>, MalformedCgroupFile> {
         at = n;
         value.and_then(digits).ok_or(MalformedCgroupFile::NotANumber("a field of stat"))
     };
+    let parent = u32::try_from(field(4)?).map_err(|_| MalformedCgroupFile::NotANumber("the parent"))?;
     let (user_ticks, system_ticks) = (field(14)?, field(15)?);
     let (threads, start_ticks) = (field(20)?, field(22)?);
     let rss_pages = field(24)?;
     field(25)?; // without a field after it, the resident size could be cut off
     let pid = pid.ok_or(MalformedCgroupFile::NotANumber("the process"))?;
     let command = &line[open + 1..close];
-    Ok(ProcStat { pid, command, state, user_ticks, system_ticks, threads, start_ticks, rss_pages })
+    Ok(ProcStat { pid, command, state, parent, user_ticks, system_ticks, threads, start_ticks, rss_pages })
 }
 
 /// One line of `/proc/<pid>/cgroup`.

@@ -393,6 +393,7 @@ mod tests {
             "agent.limiterLibrary=/opt/hami/libvgpu.so",
             "agent.kernelLog=true",
             "agent.deviceConfig.configMap=hami-scheduler-device",
+            "agent.nodeConfig.configMap=hami-device-plugin",
             EXTRAS[0],
             "service.enabled=true",
             "extender.enabled=true",

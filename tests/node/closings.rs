@@ -127,6 +127,32 @@ fn claims_on_gpus_that_are_gone_stay_visible_and_hold_nothing_elsewhere() {
     assert_eq!(bound["metadata"]["annotations"][CLAIM], "GPU-other,NVIDIA,60000,0:;");
 }
 
+/// HAMi 2.5 to 2.9 with dynamic MIG name a part of a GPU by its template and position.
+#[test]
+fn a_claim_on_a_part_of_a_gpu_holds_the_gpu_and_one_on_a_gpu_that_nobody_knows_closes_the_node() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let asks = pod(&server, 1, 50_000);
+    let mut hamis = pod(&server, 2, 60_000);
+    hamis["spec"]["nodeName"] = "n1".into();
+    let mut claims = |claim: &str| {
+        hamis["metadata"]["annotations"] = json!({ CLAIM: claim, "hami.io/vgpu-node": "n1" });
+        server.put("pods", hamis.clone());
+    };
+    claims("GPU-n1-0[3-1],NVIDIA,60000,0:;,,0,0:;");
+    eventually("the GPU to be held", SOON, || {
+        (refused(&extender, &asks).as_deref() == Some("CardInsufficientMemory")).then_some(())
+    });
+    claims("GPU-gone,NVIDIA,60000,0:;");
+    becomes_closed(&server, &extender, (&asks, true, "the pod ml/train-2 on this node claims GPU-gone"));
+    let decisions = extender.get("/api/v1/decisions?pod=ml/train-1").text();
+    assert!(decisions.contains("the pod ml/train-2 on this node claims GPU-gone"), "{decisions}");
+    server.remove("pods", "ml", "train-2");
+    becomes_closed(&server, &extender, (&asks, false, "takes GPU pods again"));
+    assert_eq!(refused(&extender, &asks), None);
+}
+
 #[test]
 fn another_scheduler_on_the_same_node_is_seen_and_told() {
     let server = FakeApiServer::start();

@@ -3,7 +3,10 @@
 use lab::eventually::eventually;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
 use proto::device_plugin::registration_server::{Registration, RegistrationServer};
-use proto::device_plugin::{AllocateRequest, ContainerAllocateRequest, Empty, RegisterRequest};
+use proto::device_plugin::{
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, PreferredAllocationRequest,
+    RegisterRequest,
+};
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -70,6 +73,22 @@ impl Kubelet {
             plugin.allocate(AllocateRequest { container_requests: vec![container] }).await.unwrap();
         });
         self.writes_checkpoint(uid, slot);
+    }
+
+    /// The slot that the plugin prefers among these.
+    pub(crate) fn preferred(&self, available: &[String]) -> String {
+        let socket = self.plugin();
+        self.runtime.block_on(async {
+            let mut plugin = DevicePluginClient::new(connect(&socket).await.unwrap());
+            let container = ContainerPreferredAllocationRequest {
+                available_device_ids: available.to_vec(),
+                must_include_device_ids: Vec::new(),
+                allocation_size: 1,
+            };
+            let request = PreferredAllocationRequest { container_requests: vec![container] };
+            let answer = plugin.get_preferred_allocation(request).await.unwrap().into_inner();
+            answer.container_responses[0].device_ids[0].clone()
+        })
     }
 
     /// Writes in the checkpoint that container `main` of this pod has this slot.

@@ -302,3 +302,54 @@ fn a_node_without_cdi_offers_no_free_slot_and_counts_the_pods_of_an_earlier_rele
         (agent.get("/metrics").text().lines().filter(|line| free(line)).count() == 2).then_some(())
     });
 }
+
+/// A live node moves from NVIDIA's plugin to this agent: a pod of that plugin still runs on the first GPU.
+#[test]
+fn a_gpu_that_a_pod_has_from_nvidias_plugin_is_not_offered_until_the_pod_ends() {
+    const POD: &str = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
+    let server = FakeApiServer::start();
+    let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
+    server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
+    let mut pod = lab::api_server::pod(NODE, "ml", "old", POD, &[("main", "")]);
+    pod["spec"]["containers"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": "1" } });
+    pod["status"] = json!({ "phase": "Running" });
+    server.put("pods", pod.clone());
+    let (recipe, kubelet) = recipe(&server);
+    let agent = recipe.start();
+    let (_, slot) = offered(&agent, &kubelet);
+    let gpu = slot.trim_end_matches("-0").to_owned();
+    let gpus = agent.get("/api/v1/gpus").json()["gpus"].clone();
+    let slots: Vec<String> = [0, 1].map(|n| format!("{}-0", gpus[n]["uuid"].as_str().unwrap())).into();
+    let shows = |gpu: &str, free: u32, taken: u32| {
+        let lines = [
+            format!("gpu_steward_plugin_slots{{uuid=\"{gpu}\",state=\"free\"}} {free}"),
+            format!("gpu_steward_plugin_taken{{uuid=\"{gpu}\"}} {taken}"),
+        ];
+        eventually(&lines.concat(), SOON, || {
+            let metrics = agent.get("/metrics").text();
+            lines.iter().all(|line| metrics.lines().any(|one| one == line)).then_some(())
+        });
+    };
+    shows(&gpu, 10, 0);
+    assert_eq!(kubelet.preferred(&slots), slot, "equal GPUs are taken in order");
+    // `envs { key: "NVIDIA_VISIBLE_DEVICES" value: "0" }`: the plugin gives devices by index.
+    kubelet.writes_answer(POD, &gpu, "ChsKFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSATA=");
+    shows(&gpu, 0, 1);
+    agent.logs("a GPU gets no new containers until the pod ml/old ends");
+    assert_eq!(kubelet.preferred(&slots), slots[1]);
+    let registered = |healthy: bool| {
+        eventually("the register", SOON, || {
+            let node = server.object("nodes", "", NODE)?;
+            let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str()?.to_owned();
+            let gpus: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+            let own = gpus.iter().find(|one| one["id"] == *gpu)?;
+            ((own["health"] == true) == healthy).then_some(())
+        });
+    };
+    registered(false);
+    pod["status"] = json!({ "phase": "Succeeded" });
+    server.put("pods", pod);
+    shows(&gpu, 10, 0);
+    agent.logs("no other owner holds the GPU any more");
+    registered(true);
+}

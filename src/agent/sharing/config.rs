@@ -3,7 +3,6 @@
 use crate::settings::SharingSettings;
 use model::id::NodeName;
 use sources::device_config;
-use std::path::Path;
 use wire::device_config::{ConfigWarning, DeviceConfig};
 
 /// Reads the configuration of this node, and logs the keys that the agent does not follow.
@@ -12,9 +11,8 @@ use wire::device_config::{ConfigWarning, DeviceConfig};
 /// A message that names the file.
 pub(crate) fn read(settings: &SharingSettings, node: &NodeName) -> Result<DeviceConfig, String> {
     let (config, warnings) = load(settings, node)?;
-    let file = settings.device_config.as_deref().unwrap_or(Path::new("")).display();
     for warning in warnings {
-        tracing::warn!(%file, "device configuration: {warning}");
+        tracing::warn!(files = ?settings.device_config, "device configuration: {warning}");
     }
     Ok(config)
 }
@@ -28,12 +26,9 @@ pub(crate) fn check(settings: &SharingSettings, node: &NodeName) -> Result<(), S
 }
 
 fn load(settings: &SharingSettings, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
-    let (mut config, mut warnings) = (DeviceConfig::default(), Vec::new());
-    if let Some(path) = &settings.device_config {
-        (config, warnings) =
-            device_config::read(path, node).map_err(|why| format!("device configuration {}: {why}", path.display()))?;
-        warnings.extend(not_followed(&config));
-    }
+    let read = device_config::read(&settings.device_config, node);
+    let (mut config, mut warnings) = read.map_err(|why| format!("device configuration {why}"))?;
+    warnings.extend(not_followed(&config));
     if let Some(count) = settings.split_count {
         config.slots = count;
     }
@@ -84,7 +79,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device-config.yaml");
         std::fs::write(&path, yaml).unwrap();
-        let (config, mut warnings) = device_config::read(&path, &NodeName::parse("node-1").unwrap()).unwrap();
+        let (config, mut warnings) = device_config::read(&[path], &NodeName::parse("node-1").unwrap()).unwrap();
         warnings.extend(not_followed(&config));
         warnings.iter().map(ToString::to_string).collect()
     }

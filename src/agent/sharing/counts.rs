@@ -6,13 +6,13 @@ use decide::agent_report::SharingStages;
 use effects::plugin::CallMeter;
 use model::agent_stream::PodStage;
 use model::claim::ContainerClaim;
-use model::id::PodUid;
+use model::id::{GpuUuid, PodUid};
 use model::limits::PodMemoryClaim;
 use model::observation::{ErrorCounter, Fact};
 use model::plugin::{CdiState, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
 use model::withheld::WithheldDevice;
 use sources::report::Reporter;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
@@ -76,6 +76,7 @@ impl Counts {
             moved: 0,
             files: Arc::default(),
             cdi: CdiState::default(),
+            lacks: None,
             guards: Vec::new(),
             allocate: meter.allocate(),
             start: meter.start(),
@@ -106,10 +107,17 @@ impl Counts {
         self.stages.receiver_count() > 0
     }
 
-    /// Sets the stages of the node's pods, and whether pods without a claim are refused.
-    pub(super) fn stages_are(&self, pods: BTreeMap<PodUid, PodStage>, refuses_unclaimed: bool) {
+    /// Sets the stages of the node's pods, whether pods without a claim are refused, and the devices that pods claim and that
+    /// the node does not offer.
+    pub(super) fn stages_are(
+        &self,
+        pods: BTreeMap<PodUid, PodStage>,
+        refuses_unclaimed: bool,
+        withdrawn: BTreeSet<GpuUuid>,
+    ) {
         let registered = matches!(*self.registration.borrow(), RegistrationState::Registered);
-        let now = SharingStages { serves: registered && self.now.cdi == CdiState::Works, refuses_unclaimed, pods };
+        let serves = registered && self.now.cdi == CdiState::Works;
+        let now = SharingStages { serves, refuses_unclaimed, pods, withdrawn };
         self.stages.send_if_modified(|before| {
             let changed = *before != now;
             *before = now;
@@ -182,6 +190,11 @@ impl Counts {
     /// Sets whether containers get their GPUs by CDI.
     pub(super) fn cdi_is(&mut self, cdi: CdiState) {
         self.now.cdi = cdi;
+    }
+
+    /// Sets what containers with a GPU lack on this host, with what to do about it.
+    pub(super) fn host_lacks(&mut self, what: Option<Arc<str>>) {
+        self.now.lacks = what;
     }
 
     /// Reports the counts, if they have changed.

@@ -3,6 +3,7 @@
 
 use super::host::HostFindings;
 use decide::allocator::SharedDevice;
+use decide::cdi as cdi_support;
 use effects::delivery::{HostDeviceNode, NodeEdits};
 use model::gpu::{Gpu, MigInstance};
 use model::id::GpuUuid;
@@ -12,6 +13,8 @@ use model::view::{GpuView, NodeView};
 use model::withheld::{WithheldDevice, WithheldReason};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use wire::cdi::CdiVersion;
 use wire::device_config::{CorePolicy, DeviceConfig};
 use wire::{cdi, register};
 
@@ -22,6 +25,12 @@ pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)
         .filter(|gpu| !filtered(&gpu.gpu, config))
         .flat_map(|gpu| shared_devices(gpu, config, counts))
         .collect()
+}
+
+/// The GPUs that are known not to be divided into MIG instances, offered or not.
+pub(super) fn whole(view: &NodeView) -> BTreeSet<GpuUuid> {
+    let whole = |gpu: &&GpuView| gpu.gpu.mig.value().is_some_and(Vec::is_empty);
+    view.gpus.iter().filter(whole).map(|gpu| gpu.gpu.uuid.clone()).collect()
 }
 
 /// The devices that an operator keeps from new containers: a GPU with all its MIG instances, or one instance.
@@ -77,6 +86,7 @@ fn shared_devices(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)
     let own = counts.iter().find(|(name, _)| model.contains(&name.to_lowercase())).map(|(_, count)| *count);
     let offer = |device: &GpuUuid, memory: Bytes| SharedDevice {
         device: device.clone(),
+        parent: (*device != gpu.uuid).then(|| gpu.uuid.clone()),
         index: gpu.index,
         model: register::product(&gpu.model).into(),
         slots: u16::try_from(own.unwrap_or(config.slots)).unwrap_or(u16::MAX).min(model::slot::MAX_SLOTS_PER_DEVICE),
@@ -120,6 +130,14 @@ pub(crate) struct SharedDevices {
     last: Option<NodeEditsInputs>,
 }
 
+/// The edits that containers get, and whether the container runtime reads them.
+#[derive(Debug)]
+pub(crate) struct ReadableEdits {
+    pub(super) edits: NodeEdits,
+    /// Why the runtime would refuse them.
+    pub(super) unreadable: Option<Arc<str>>,
+}
+
 /// The inputs of a [`NodeEdits`].
 #[derive(Debug)]
 struct NodeEditsInputs {
@@ -127,6 +145,8 @@ struct NodeEditsInputs {
     /// Those of [`SHARED_NODE_NAMES`] that the host has.
     shared: Vec<&'static str>,
     host: HostFindings,
+    /// The container runtime that reads the specs.
+    runtime: Option<Arc<str>>,
 }
 
 /// A GPU or MIG instance, with the names by which a CDI spec may list it.
@@ -151,17 +171,21 @@ impl SharedDevices {
         &mut self,
         view: &NodeView,
         config: &DeviceConfig,
-        host: &HostFindings,
-    ) -> Option<NodeEdits> {
+        (host, runtime): (&HostFindings, Option<Arc<str>>),
+    ) -> Option<ReadableEdits> {
         let simulated = view.gpu_source.simulated();
         let exists = |name: &&str| simulated || self.here.join(name).exists();
         let now = NodeEditsInputs {
             devices: view.gpus.iter().flat_map(|gpu| devices(&gpu.gpu)).collect(),
             shared: SHARED_NODE_NAMES.into_iter().filter(exists).collect(),
             host: host.clone(),
+            runtime: cdi_support::spec_reader(runtime.as_ref(), host.runtime.as_ref()).cloned(),
         };
         let same = |last: &NodeEditsInputs| {
-            last.devices == now.devices && last.shared == now.shared && last.host.is_same(&now.host)
+            last.devices == now.devices
+                && last.shared == now.shared
+                && last.host.is_same(&now.host)
+                && last.runtime == now.runtime
         };
         if self.last.as_ref().is_some_and(same) {
             return None;
@@ -199,9 +223,36 @@ impl SharedDevices {
                 }
             }
         }
+        let unreadable = now.runtime.as_deref().and_then(|runtime| fit(&mut node_edits, runtime));
         self.last = Some(now);
-        Some(node_edits)
+        Some(ReadableEdits { edits: node_edits, unreadable })
     }
+}
+
+/// Leaves out what this runtime does not read and a container can be without, with a warning. Returns why the runtime would
+/// refuse the rest.
+fn fit(edits: &mut NodeEdits, runtime: &str) -> Option<Arc<str>> {
+    let (major, minor) = cdi_support::newest_spec(runtime)?;
+    let (newest, carried) = (CdiVersion::new(major, minor), edits.carried);
+    edits.newest = Some(newest);
+    // NVIDIA's runtime makes the edits of the host's spec itself.
+    if edits.runtime_injects {
+        return None;
+    }
+    let parts = std::iter::once(&mut edits.common).chain(edits.own.values_mut());
+    let left_out: BTreeSet<&str> = parts.flat_map(|part| part.leave_out(carried, newest)).collect();
+    if !left_out.is_empty() {
+        tracing::warn!(
+            runtime, fields = ?left_out,
+            "{runtime} reads CDI up to {newest}, so containers do not get these fields of the host's CDI spec: programs that do \
+             not run as root may be unable to open device nodes that only a group may open; upgrade the container runtime"
+        );
+    }
+    let mut parts = std::iter::once(&edits.common).chain(edits.own.values());
+    let (field, needs) = parts.find_map(|part| part.unreadable(carried, newest))?;
+    let why = format!("{field} of the host's CDI spec needs CDI {needs}, and {runtime} reads CDI up to {newest}");
+    tracing::error!(runtime, "no container with a GPU can start: {why}; upgrade the container runtime");
+    Some(why.into())
 }
 
 /// The GPU and its MIG instances, once the GPU's device node is known.
@@ -224,6 +275,42 @@ mod tests {
     use super::*;
     use model::reading::Reading;
     use model::time::Monotonic;
+
+    /// nvidia-ctk 1.19.1 writes CDI 0.7 with groups, which containerd before 1.7.20 does not read.
+    #[test]
+    fn edits_are_fitted_to_the_runtime_or_the_reason_is_given() {
+        let spec = |more: &str| {
+            let text = format!(
+                r#"{{"cdiVersion":"0.7.0","kind":"nvidia.com/gpu","containerEdits":{{"env":["A=b"]{more}}},
+                "devices":[{{"name":"0","containerEdits":{{"deviceNodes":[{{"path":"/dev/nvidia0"}}],"additionalGids":[44,110]}}}}]}}"#
+            );
+            cdi::decode(text.as_bytes()).unwrap()
+        };
+        let edits = |more: &str| {
+            let spec = spec(more);
+            let own = (GpuUuid::parse("GPU-1").unwrap(), spec.devices[0].container_edits.clone());
+            NodeEdits {
+                common: spec.container_edits,
+                own: [own].into(),
+                carried: spec.cdi_version,
+                ..NodeEdits::default()
+            }
+        };
+        for (runtime, newest, gids) in [
+            ("containerd://1.7.2", Some(CdiVersion::new(0, 5)), false),
+            ("containerd://1.7.27", Some(CdiVersion::new(0, 7)), true),
+            ("cri-o://1.28.1", Some(CdiVersion::new(0, 6)), false),
+            ("other://1", None, true),
+        ] {
+            let mut edits = edits("");
+            assert_eq!(fit(&mut edits, runtime), None, "{runtime}");
+            let own = edits.own.values().next().unwrap();
+            assert_eq!((edits.newest, own.other.contains_key("additionalGids")), (newest, gids), "{runtime}");
+        }
+        let why = fit(&mut edits(r#","netDevices":[]"#), "containerd://1.7.27").unwrap();
+        let expect = "netDevices of the host's CDI spec needs CDI 1.1.0, and containerd://1.7.27 reads CDI up to 0.7.0";
+        assert_eq!(&*why, expect);
+    }
 
     #[test]
     fn compute_instances_of_one_gpu_instance_share_its_memory() {

@@ -1,13 +1,16 @@
 //! Finds out from the kubelet which container holds which ids: from its checkpoint, and also from PodResources.
 
 use super::listing::{Listed, Listing};
-use decide::allocator::HolderDisagreement;
-use model::checkpoint::CheckpointEntry;
+use decide::allocator::{HolderDisagreement, NodeAllocator, OtherHolding};
+use model::checkpoint::{CheckpointEntry, ForeignEntry};
 use model::file_stamp::FileStamp;
+use model::id::{GpuUuid, PodRef};
 use model::observation::{ContainerDevices, ErrorCounter};
+use model::pod::{Pod, PodList};
 use model::time::Monotonic;
 use sources::checkpoint::{CheckpointEntries, CheckpointReader};
 use sources::report::Reporter;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::spawn_blocking;
@@ -25,6 +28,12 @@ pub(super) struct HolderSources {
     unreadable: Arc<[Arc<str>]>,
     /// The checkpoint's stamp when the agent last tried to answer the waiting calls, and the time of that try.
     last_try: (Option<FileStamp>, Instant),
+    /// What containers got from other plugins or under other resources, by the checkpoint as it was read last.
+    foreign: Arc<[ForeignEntry]>,
+    /// Whether there was a checkpoint the last time that could not be read.
+    is_torn: bool,
+    /// The GPUs that another owner holds, as they were logged last.
+    taken: BTreeMap<GpuUuid, PodRef>,
     listing: Listing,
     reporter: Reporter,
 }
@@ -32,7 +41,16 @@ pub(super) struct HolderSources {
 impl HolderSources {
     /// Reads from this checkpoint and this listing.
     pub(super) fn new(checkpoint: CheckpointReader, listing: Listing, reporter: Reporter) -> HolderSources {
-        HolderSources { checkpoint, unreadable: Arc::from([]), last_try: (None, Instant::now()), listing, reporter }
+        HolderSources {
+            checkpoint,
+            unreadable: Arc::from([]),
+            last_try: (None, Instant::now()),
+            foreign: Arc::from([]),
+            is_torn: false,
+            taken: BTreeMap::new(),
+            listing,
+            reporter,
+        }
     }
 
     /// A reader of the checkpoint for another thread, which passes its result to [`HolderSources::has_read`].
@@ -46,10 +64,16 @@ impl HolderSources {
     /// Why it cannot be read.
     pub(super) async fn read(&mut self) -> Result<Arc<[CheckpointEntry]>, String> {
         let mut checkpoint = self.checkpoint.clone();
-        match spawn_blocking(move || (checkpoint.read(), checkpoint)).await {
-            Ok((entries, checkpoint)) => {
-                self.checkpoint = checkpoint;
-                let CheckpointEntries { held, unreadable, .. } = entries?;
+        let read = move || {
+            let entries = checkpoint.read();
+            let is_torn = entries.is_err() && checkpoint.stamp().is_some();
+            (entries, is_torn, checkpoint)
+        };
+        match spawn_blocking(read).await {
+            Ok((entries, is_torn, checkpoint)) => {
+                (self.checkpoint, self.is_torn) = (checkpoint, is_torn);
+                let CheckpointEntries { held, foreign, unreadable } = entries?;
+                self.foreign = foreign;
                 self.note_unreadable(unreadable);
                 Ok(held)
             }
@@ -64,7 +88,8 @@ impl HolderSources {
         checkpoint: CheckpointReader,
     ) -> Option<Arc<[CheckpointEntry]>> {
         self.checkpoint = checkpoint;
-        let CheckpointEntries { held, unreadable, .. } = read.ok()?;
+        let CheckpointEntries { held, foreign, unreadable } = read.ok()?;
+        self.foreign = foreign;
         self.note_unreadable(unreadable);
         self.is_whole().then_some(held)
     }
@@ -110,6 +135,61 @@ impl HolderSources {
             self.reporter.trouble(ErrorCounter::CheckpointUnreadable);
         }
         self.unreadable = unreadable;
+    }
+
+    /// What the live pods among `pods` got from other plugins or under other resources. While not all of the checkpoint can
+    /// be read, PodResources counts too.
+    pub(super) fn others(&self, pods: &PodList) -> Vec<OtherHolding> {
+        let live = || pods.pods.iter().filter(|pod| !pod.ended());
+        let of = |pod: &Arc<Pod>, own_resource, devices: &[Arc<str>]| OtherHolding {
+            uid: pod.cgroup_uid().clone(),
+            pod: pod.name.clone(),
+            own_resource,
+            devices: devices.to_vec(),
+        };
+        let by_checkpoint = self.foreign.iter().filter_map(|entry| {
+            let pod = live().find(|pod| *pod.cgroup_uid() == entry.holder.pod)?;
+            Some(of(pod, entry.own_resource, &entry.devices))
+        });
+        let mut others: Vec<OtherHolding> = by_checkpoint.collect();
+        if self.is_torn || !self.is_whole() {
+            let is = |pod: &&Arc<Pod>, one: &ContainerDevices| {
+                pod.name.namespace == one.namespace && pod.name.name == one.pod
+            };
+            others.extend(self.listing.foreign().into_iter().filter_map(|(one, own_resource)| {
+                let pod = live().find(|pod| is(pod, one))?;
+                Some(of(pod, own_resource, &one.ids))
+            }));
+        }
+        others.sort();
+        others.dedup();
+        others
+    }
+
+    /// Asks PodResources for a list if not all of the checkpoint could be read the last time. A kubelet that has allocated
+    /// nothing yet has no checkpoint.
+    pub(super) fn ask_if_unreadable(&mut self) {
+        if self.is_torn || !self.is_whole() {
+            let _ = self.listing.since(clock::monotonic());
+        }
+    }
+
+    /// Logs which GPUs another owner holds, and which ones no longer.
+    pub(super) fn note_taken(&mut self, allocator: &NodeAllocator) {
+        let now: BTreeMap<GpuUuid, PodRef> = allocator.taken().map(|(gpu, pod)| (gpu.clone(), pod.clone())).collect();
+        if now == self.taken {
+            return;
+        }
+        for (gpu, pod) in now.iter().filter(|(gpu, pod)| self.taken.get(*gpu) != Some(*pod)) {
+            tracing::warn!(
+                gpu_uuid = %gpu, %pod,
+                "a GPU gets no new containers until the pod {pod} ends: another device plugin gave it to the pod, or the pod's                  claim cannot be mapped to a GPU"
+            );
+        }
+        for gpu in self.taken.keys().filter(|gpu| !now.contains_key(*gpu)) {
+            tracing::info!(gpu_uuid = %gpu, "no other owner holds the GPU any more: it gets new containers again");
+        }
+        self.taken = now;
     }
 
     /// Waits for the next answer of PodResources.

@@ -30,13 +30,32 @@ pub(crate) struct HostFindings {
     pub runtime_injects: bool,
     /// The newest version of the limiter.
     pub limiter: Option<LimiterLibrary>,
+    /// The container runtime that answered last (`containerd://2.1.4`).
+    pub runtime: Option<Arc<str>>,
+    /// The folders without a CDI spec of the toolkit, if there is none.
+    pub without_spec: Option<Arc<str>>,
 }
 
 impl HostFindings {
+    /// What containers lack because there is no CDI spec, and what to do about it. NVIDIA's runtime needs none.
+    pub(super) fn lacks(&self) -> Option<Arc<str>> {
+        let folders = self.without_spec.as_ref().filter(|_| !self.runtime_injects)?;
+        Some(
+            format!(
+                "no CDI spec of NVIDIA's container toolkit in {folders}: containers get device nodes but not the driver's libraries, \
+                 which must then be in their image; nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml makes one"
+            )
+            .into(),
+        )
+    }
+
     /// Whether both are the same, and their specs come from the same reading of the same file.
     pub(super) fn is_same(&self, other: &HostFindings) -> bool {
         let file = |host: &HostFindings| host.spec.as_ref().map(Arc::as_ptr);
-        file(self) == file(other) && self.runtime_injects == other.runtime_injects && self.limiter == other.limiter
+        file(self) == file(other)
+            && self.runtime_injects == other.runtime_injects
+            && self.limiter == other.limiter
+            && self.runtime == other.runtime
     }
 }
 
@@ -162,29 +181,34 @@ impl HostWatcher {
         };
         self.reader = reader;
         let ToolkitSpecUpdate::Now(found) = update else { return };
-        match &found {
-            Some(found) => {
-                let common = &found.spec.container_edits;
-                tracing::info!(
-                    file = %found.path.display(), version = %found.spec.cdi_version, devices = found.spec.devices.len(),
-                    mounts = common.mounts.len(), hooks = common.hooks.len(),
-                    "containers with a GPU get the edits of the host's CDI spec"
-                );
-            }
-            None if self.reader.folders().is_empty() || self.host.borrow().runtime_injects => {}
-            None => tracing::warn!(
-                folders = ?self.reader.folders(),
-                "no CDI spec of NVIDIA's container toolkit: containers get device nodes but not the driver's libraries, which \
-                 must then be in their image; nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml makes one"
-            ),
+        let folders: Vec<String> = self.reader.folders().iter().map(|folder| folder.display().to_string()).collect();
+        let without_spec = (found.is_none() && !folders.is_empty()).then(|| Arc::from(folders.join(", ")));
+        if let Some(found) = &found {
+            let common = &found.spec.container_edits;
+            tracing::info!(
+                file = %found.path.display(), version = %found.spec.cdi_version, devices = found.spec.devices.len(),
+                mounts = common.mounts.len(), hooks = common.hooks.len(),
+                "containers with a GPU get the edits of the host's CDI spec"
+            );
         }
-        self.host.send_modify(|host| host.spec = found);
+        self.host.send_modify(|host| (host.spec, host.without_spec) = (found, without_spec));
+        if let Some(lacks) = self.host.borrow().lacks() {
+            tracing::warn!("{lacks}");
+        }
     }
 
     /// Finds out whether the agent or NVIDIA's runtime puts devices into containers, and logs the reason when this changes.
     async fn ask_runtime(&mut self) {
         let Some(cri_socket) = &self.cri_socket else { return };
         let config = sources::names::runtime_config(cri_socket.clone()).await;
+        if let Ok((runtime, _)) = &config {
+            self.host.send_if_modified(|host| {
+                let changed = host.runtime.as_deref() != Some(&**runtime);
+                host.runtime = Some(runtime.as_str().into());
+                changed
+            });
+        }
+        let config = config.map(|(_, config)| config);
         let answer = config.as_ref().map(RuntimeConfig::nvidia_injects).map_err(String::clone);
         let Some(injected) = self.injection.answered(answer) else { return };
         log_injection(&config);
@@ -230,5 +254,12 @@ mod tests {
         fs::remove_file(&path).unwrap();
         watcher.look_at_files().await;
         assert!(host.borrow().spec.is_none());
+        let lacks = host.borrow().lacks().unwrap();
+        assert!(
+            lacks.contains(&root.path().display().to_string()) && lacks.contains("nvidia-ctk cdi generate"),
+            "{lacks}"
+        );
+        let injects = HostFindings { runtime_injects: true, ..host.borrow().clone() };
+        assert_eq!(injects.lacks(), None, "NVIDIA's runtime mounts the libraries");
     }
 }

@@ -3,7 +3,9 @@
 //! the requests, so that a slow kubelet delays no start.
 
 use decide::allocator::HolderDisagreement;
+use model::gpu_id;
 use model::observation::ContainerDevices;
+use model::slot::Slot;
 use model::time::Monotonic;
 use sources::names::pod_resources::list_once;
 use std::collections::BTreeSet;
@@ -24,7 +26,16 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Listed {
     requested_at: Monotonic,
-    answer: Result<Arc<[ContainerDevices]>, String>,
+    answer: Result<ListedDevices, String>,
+}
+
+/// The containers with devices.
+#[derive(Debug)]
+struct ListedDevices {
+    /// Those of the agent's resource.
+    own: Arc<[ContainerDevices]>,
+    /// Those with ids of another plugin, or with GPUs under another resource.
+    foreign: Arc<[ContainerDevices]>,
 }
 
 /// Asks PodResources, and keeps the last answer.
@@ -39,6 +50,8 @@ pub(super) struct Listing {
     under_way: bool,
     compare: Option<Monotonic>,
     last: Option<(Monotonic, Arc<[ContainerDevices]>)>,
+    /// The foreign entries of the last answer.
+    foreign: Arc<[ContainerDevices]>,
     failed: bool,
     disagreements: Disagreements,
 }
@@ -63,6 +76,7 @@ impl Listing {
             under_way: false,
             compare: None,
             last: None,
+            foreign: Arc::from([]),
             failed: false,
             disagreements: Disagreements::default(),
         }
@@ -83,6 +97,11 @@ impl Listing {
     /// The kubelet's last answer, however old.
     pub(super) fn last(&self) -> Option<Arc<[ContainerDevices]>> {
         self.last.as_ref().map(|(_, listed)| Arc::clone(listed))
+    }
+
+    /// The entries of the last answer that are of another plugin or resource, each with whether it is of the agent's resource.
+    pub(super) fn foreign(&self) -> Vec<(&ContainerDevices, bool)> {
+        self.foreign.iter().map(|one| (one, one.resource == self.resource)).collect()
     }
 
     /// Called when the checkpoint has decided a start: asks for a list now and then, to compare the two.
@@ -106,9 +125,11 @@ impl Listing {
             sleep(delay).await;
             let requested_at = clock::monotonic();
             let answer = list_once(&path).await;
-            let own =
-                |listed: Vec<ContainerDevices>| listed.into_iter().filter(|one| one.resource == resource).collect();
-            let _ = sender.send(Listed { requested_at, answer: answer.map(own) }).await;
+            let answer = answer.map(|listed| ListedDevices {
+                foreign: listed.iter().filter(|one| is_foreign(one, &resource)).cloned().collect(),
+                own: listed.into_iter().filter(|one| one.resource == resource).collect(),
+            });
+            let _ = sender.send(Listed { requested_at, answer }).await;
         });
     }
 
@@ -116,10 +137,11 @@ impl Listing {
     pub(super) fn take(&mut self, Listed { requested_at, answer }: Listed) -> Option<Arc<[ContainerDevices]>> {
         self.under_way = false;
         match answer {
-            Ok(listed) => {
+            Ok(ListedDevices { own, foreign }) => {
                 self.failed = false;
-                self.last = Some((requested_at, Arc::clone(&listed)));
-                Some(listed)
+                self.last = Some((requested_at, Arc::clone(&own)));
+                self.foreign = foreign;
+                Some(own)
             }
             Err(why) => {
                 if !std::mem::replace(&mut self.failed, true) {
@@ -140,6 +162,15 @@ impl Listing {
             self.request(Duration::ZERO, LOOK_AGAIN);
         }
         new
+    }
+}
+
+/// Whether an entry has ids that this agent does not give, or GPUs under another resource. PodResources has no answers of
+/// plugins, so another plugin's ids that look like slots are not recognised.
+fn is_foreign(one: &ContainerDevices, resource: &str) -> bool {
+    match *one.resource == *resource {
+        true => one.ids.iter().any(|id| Slot::parse(id).is_none()),
+        false => one.ids.iter().any(|id| gpu_id::is_of_gpu(id)),
     }
 }
 
@@ -164,6 +195,28 @@ mod tests {
         let pod = |name: &str| PodRef { namespace: "ml".into(), name: name.into() };
         let one = |id: &&str| HolderDisagreement { ids: vec![Arc::from(*id)], checkpoint: pod("a"), listed: pod("b") };
         ids.iter().map(one).collect()
+    }
+
+    #[test]
+    fn ids_of_another_plugin_and_gpus_under_another_resource_are_foreign() {
+        let gpu = "GPU-0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+        let listed = |resource: &str, id: &str| ContainerDevices {
+            namespace: "ml".into(),
+            pod: "train".into(),
+            container: "main".into(),
+            resource: resource.into(),
+            ids: vec![id.into()],
+        };
+        for (resource, id, foreign) in [
+            ("nvidia.com/gpu", &*format!("{gpu}-3"), false),
+            ("nvidia.com/gpu", gpu, true),
+            ("nvidia.com/gpu", "nvidia0", true),
+            ("nvidia.com/mig-1g.10gb", "MIG-1f5b9a3e", true),
+            ("nvidia.com/gpu.shared", &*format!("{gpu}::1"), true),
+            ("rdma.example.com/hca", "mlx5_0", false),
+        ] {
+            assert_eq!(is_foreign(&listed(resource, id), "nvidia.com/gpu"), foreign, "{resource} {id}");
+        }
     }
 
     #[test]

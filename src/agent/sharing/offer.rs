@@ -1,10 +1,9 @@
 //! Makes the device list for the kubelet, which has the slots of the node's devices. Its inputs are the node view, the
 //! device configuration, the GPUs that an operator keeps from new containers, and the findings about the host.
 
-use super::devices::{self, SharedDevices};
+use super::devices::{self, ReadableEdits, SharedDevices};
 use super::host::HostFindings;
 use decide::allocator::{ListedSlot, NodeAllocator, SharedDevice};
-use effects::delivery::NodeEdits;
 use effects::plugin::PluginDevice;
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
@@ -51,7 +50,9 @@ pub(super) struct Offered {
     /// The devices that the driver lists and that are not offered.
     pub withheld: Vec<WithheldDevice>,
     /// The edits that containers get; `None` if they have not changed.
-    pub node_edits: Option<NodeEdits>,
+    pub node_edits: Option<ReadableEdits>,
+    /// What containers lack on this host, and what to do about it.
+    pub lacks: Option<Arc<str>>,
 }
 
 impl DeviceOffer {
@@ -88,15 +89,15 @@ impl DeviceOffer {
         }
     }
 
-    /// The current devices. Marks the sources as unchanged.
-    pub(super) fn take(&mut self) -> Offered {
+    /// The current devices. Marks the sources as unchanged. `runtime` is the container runtime of the kubelet.
+    pub(super) fn take(&mut self, runtime: Option<Arc<str>>) -> Offered {
         let view = Arc::clone(&self.sources.view.borrow_and_update());
         let host = self.sources.host.borrow_and_update().clone();
         let cordoned = devices::cordoned(&view, &self.sources.cordoned.borrow_and_update());
         let devices = devices::of(&view, &self.config, &self.split_counts);
-        let node_edits = self.devices.node_edits(&view, &self.config, &host);
+        let node_edits = self.devices.node_edits(&view, &self.config, (&host, runtime));
         let withheld = devices::withheld(&view, &self.config);
-        Offered { view, devices, cordoned, withheld, node_edits }
+        Offered { view, devices, cordoned, withheld, node_edits, lacks: host.lacks() }
     }
 
     /// Gives the allocator the current devices. Does not mark the sources as unchanged.

@@ -56,6 +56,7 @@ impl Sharing {
             Some(rows) => Ok(rows),
             None => self.holders.read().await,
         };
+        self.look_at_other_owners();
         let rows: Option<&[CheckpointEntry]> = checkpoint.as_deref().ok();
         let mut filled = Vec::new();
         for mut start in starts {

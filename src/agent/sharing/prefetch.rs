@@ -320,6 +320,7 @@ mod tests {
         let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
         allocator.set_devices(vec![SharedDevice {
             device: device.clone(),
+            parent: None,
             index: 0,
             model: "H100".into(),
             slots: 10,

@@ -3,6 +3,7 @@
 use super::calls::{BATCH, KubeletCalls};
 use super::container_files::{ContainerFiles, DeliveryResult, FilesEvent};
 use super::counts::Counts;
+use super::devices::{self, ReadableEdits};
 use super::file_counter::Counted;
 use super::holders::HolderSources;
 use super::listing::Listed;
@@ -35,6 +36,8 @@ use wire::device_config::DeviceConfig;
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often changed counts are reported: once for each view.
 const REPORT: Duration = Duration::from_secs(1);
+/// How often the agent looks for GPUs that pods got from other plugins or under other resources, besides at each start.
+const OTHERS: Duration = Duration::from_secs(5);
 /// How often the checkpoint is read for the extender while a pod waits for its start: an agent that is about to stop waits
 /// until the kubelet has called `Allocate` for all bound pods.
 const STAGES: Duration = Duration::from_millis(200);
@@ -107,6 +110,7 @@ impl Sharing {
         allocator.close(!self.cdi.works());
         if let Some(pods) = self.pods.latest() {
             allocator.set_gpu_pods(self.pods.gpu_pods(&pods));
+            allocator.set_other_holdings(self.holders.others(&pods));
         }
         self.offer.publish_again(&allocator);
     }
@@ -117,6 +121,7 @@ impl Sharing {
         let mut again = Instant::now();
         let mut report = Instant::now();
         let mut stages = Instant::now();
+        let mut others = Instant::now() + OTHERS;
         self.look_at_everything().await;
         loop {
             tokio::select! {
@@ -147,6 +152,10 @@ impl Sharing {
                     self.report();
                     report = Instant::now() + REPORT;
                 }
+                () = sleep_until(others) => {
+                    self.read_other_owners().await;
+                    others = Instant::now() + OTHERS;
+                }
                 () = sleep_until(stages), if self.counts.stages_are_read() => {
                     self.publish_stages().await;
                     stages = Instant::now() + if self.allocator.any_waits() { STAGES } else { REPORT };
@@ -165,6 +174,7 @@ impl Sharing {
     async fn handle_listed(&mut self, listed: Listed) {
         if let Some(listed) = self.holders.take(listed) {
             self.compare(&listed).await;
+            self.look_at_other_owners();
             self.judge().await;
         }
     }
@@ -267,7 +277,8 @@ impl Sharing {
         {
             self.allocator.set_checkpoint(&checkpoint);
         }
-        self.counts.stages_are(self.allocator.stages(), !self.allocator.may_share());
+        let (stages, withdrawn) = (self.allocator.stages(), self.allocator.withdrawn());
+        self.counts.stages_are(stages, !self.allocator.may_share(), withdrawn);
     }
 
     fn handle_background(&mut self, done: BackgroundResult) {
@@ -294,12 +305,19 @@ impl Sharing {
     }
 
     fn look_at_gpus(&mut self) {
-        let Offered { view, devices, cordoned, withheld, node_edits } = self.offer.take();
+        let runtime = self.cdi.finding().map(|finding| Arc::clone(&finding.runtime));
+        let Offered { view, devices, cordoned, withheld, node_edits, lacks } = self.offer.take(runtime);
         self.counts.withheld_are(withheld);
-        if let Some(node_edits) = node_edits {
-            self.files.set_node_edits(node_edits);
+        if let Some(ReadableEdits { edits, unreadable }) = node_edits {
+            self.files.set_node_edits(edits);
+            self.allocator.set_unreadable_specs(unreadable);
         }
+        let unreadable = self.allocator.unreadable_specs();
+        self.counts
+            .host_lacks(unreadable.map(|why| format!("no container with a GPU can start: {why}").into()).or(lacks));
+        self.allocator.whole_gpus_are(devices::whole(&view));
         let changed = self.allocator.set_devices(devices);
+        self.holders.note_taken(&self.allocator);
         if self.allocator.set_cordoned(cordoned) || changed {
             self.publish_list();
         }
@@ -307,6 +325,27 @@ impl Sharing {
         self.counts.without_gpu(without_gpu);
         self.status.over_uses(&view, self.pods.latest().as_deref());
         self.counts.memory_claims_are(self.allocator.memory_claims());
+    }
+
+    /// Reads what pods got from other plugins or under other resources, which no call announces.
+    async fn read_other_owners(&mut self) {
+        if let Ok(rows) = self.holders.read().await
+            && self.allocator.set_checkpoint(&rows)
+        {
+            self.publish_list();
+        }
+        self.holders.ask_if_unreadable();
+        self.look_at_other_owners();
+    }
+
+    /// Finds which devices other owners hold.
+    pub(super) fn look_at_other_owners(&mut self) {
+        let Some(pods) = self.pods.latest() else { return };
+        let changed = self.allocator.set_other_holdings(self.holders.others(&pods));
+        self.holders.note_taken(&self.allocator);
+        if changed {
+            self.publish_list();
+        }
     }
 
     pub(super) fn publish_list(&mut self) {
@@ -327,6 +366,7 @@ impl Sharing {
         if self.allocator.served_by_scheduler() && !served {
             self.pods.are_served();
         }
+        self.look_at_other_owners();
         self.publish_list();
         self.check_all_by_ticket();
     }

@@ -2,7 +2,6 @@
 //! node lock for it, even if the pod's images take minutes to pull.
 
 use super::effective_claim::EffectiveClaim;
-use super::start::foreign;
 use super::state::NodeAllocator;
 use model::agent_stream::PodStage;
 use model::checkpoint::CheckpointEntry;
@@ -51,7 +50,7 @@ impl NodeAllocator {
             EffectiveClaim::BadRequest(_) => true,
             EffectiveClaim::Given(_) | EffectiveClaim::Unreadable(_) => false,
         };
-        let ours = |(_, row): (&ContainerKey, &CheckpointEntry)| !foreign(row);
+        let ours = |(_, row): (&ContainerKey, &CheckpointEntry)| !row.is_foreign();
         let mut rows = self.held.iter().filter(|(key, _)| key.pod == gpu_pod.uid);
         refused && self.has_asked(gpu_pod) && rows.all(ours)
     }

@@ -10,6 +10,8 @@ use std::sync::Arc;
 pub struct SharedDevice {
     /// The UUID.
     pub device: GpuUuid,
+    /// The GPU of a MIG instance.
+    pub parent: Option<GpuUuid>,
     /// The index that NVML gives it.
     pub index: u32,
     /// The model, as the register annotation spells it.

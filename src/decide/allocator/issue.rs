@@ -13,6 +13,18 @@ impl NodeAllocator {
         self.policy.tickets_lost = lost;
     }
 
+    /// Sets why the runtime would refuse the CDI specs of tickets; `None` where it reads them. Then a container that got
+    /// only a ticket does not start.
+    pub fn set_unreadable_specs(&mut self, why: Option<Arc<str>>) {
+        self.policy.unreadable_specs = why;
+    }
+
+    /// Why the runtime would refuse the CDI specs of tickets.
+    #[must_use]
+    pub fn unreadable_specs(&self) -> Option<&str> {
+        self.policy.unreadable_specs.as_deref()
+    }
+
     /// Stores a ticket that the kubelet gets for `ids`.
     pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         let order = self.tickets.next();

@@ -15,7 +15,8 @@ impl NodeAllocator {
     /// becomes unhealthy.
     ///
     /// A cordoned device makes as many free slots unhealthy as it has room for containers, its own slots first; the
-    /// slots of containers on it do not change. If no device may get new containers, every device counts as cordoned.
+    /// slots of containers on it do not change. If no device may get new containers, every device counts as cordoned. So
+    /// does a device that another owner holds.
     #[must_use]
     pub fn list(&self) -> Vec<ListedSlot> {
         let mut list: Vec<ListedSlot> = self
@@ -31,7 +32,8 @@ impl NodeAllocator {
             .collect();
         let (held, doubtful) = self.held_ids();
         for gpu in self.devices.values() {
-            let cordoned = self.cordon.all || self.cordon.devices.contains(&gpu.device);
+            let cordoned =
+                self.cordon.all || self.cordon.devices.contains(&gpu.device) || self.taken.contains_key(&gpu.device);
             if gpu.healthy && !cordoned {
                 continue;
             }

@@ -51,7 +51,9 @@ impl NodeAllocator {
     /// Whether `device` has room for one more container with `request` alongside all claims on it, started or not, and the
     /// number of slots that these claims leave. `request` is `None` while no waiting container is known.
     fn capacity(&self, device: &GpuUuid, request: Option<&ContainerRequest>) -> (bool, usize) {
-        let Some(gpu) = self.devices.get(device) else { return (false, 0) };
+        let Some(gpu) = self.devices.get(device).filter(|_| !self.taken.contains_key(device)) else {
+            return (false, 0);
+        };
         let claimed = self.ledger.claimed(device);
         let memory = match request.and_then(|request| request.memory) {
             Some(memory) => memory.of(gpu.memory).bytes().0,

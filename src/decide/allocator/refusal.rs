@@ -4,7 +4,7 @@
 //! The sentence becomes an event on the pod and a log line. It names the resource, uses the unit in which the pod's
 //! owner wrote the request (MiB, percent, GPUs), and ends with what to change.
 
-use model::id::GpuUuid;
+use model::id::{GpuUuid, PodRef};
 use model::nvidia::{CORES, COUNT, MEMORY};
 use model::unit::{Bytes, Mib};
 use std::fmt;
@@ -48,6 +48,13 @@ pub enum Refusal {
         /// Whether this pod claims all of it; else a started pod does.
         own: bool,
     },
+    /// Another owner holds the device: a pod that got it from another plugin, or whose claim cannot be mapped to a device.
+    HeldByOther {
+        /// The device.
+        device: GpuUuid,
+        /// The pod that holds it.
+        holder: PodRef,
+    },
     /// The container would get the same GPU more than once.
     SameGpuTwice {
         /// The GPU.
@@ -67,6 +74,8 @@ pub enum Refusal {
     AnswerLost,
     /// The kubelet has only a ticket for the container, and the node's runtime ignores CDI devices.
     WithoutCdi,
+    /// The host's CDI spec has something that the node's runtime does not read; the text says what.
+    RuntimeTooOld(Arc<str>),
 }
 
 /// The resource that is scarce on a device.
@@ -90,7 +99,7 @@ impl Refusal {
     /// Whether it would start if other pods ended.
     #[must_use]
     pub fn lacks_room(&self) -> bool {
-        matches!(self, Refusal::DoesNotFit { .. } | Refusal::NotAlone { .. })
+        matches!(self, Refusal::DoesNotFit { .. } | Refusal::NotAlone { .. } | Refusal::HeldByOther { .. })
     }
 
     /// The reason code for events and metrics.
@@ -104,11 +113,13 @@ impl Refusal {
             Refusal::NoSuchDevice(_) => "NoSuchDevice",
             Refusal::DoesNotFit { .. } => "DoesNotFit",
             Refusal::NotAlone { .. } => "NotAlone",
+            Refusal::HeldByOther { .. } => "HeldByOther",
             Refusal::SameGpuTwice { .. } => "SameGpuTwice",
             Refusal::Finished => "Finished",
             Refusal::Forgotten => "Forgotten",
             Refusal::AnswerLost => "AnswerLost",
             Refusal::WithoutCdi => "WithoutCdi",
+            Refusal::RuntimeTooOld(_) => "RuntimeTooOld",
         }
     }
 }
@@ -140,15 +151,11 @@ impl fmt::Display for Refusal {
             Refusal::DoesNotFit { device, what, total, claimed, requested } => {
                 does_not_fit(f, (*what, device), (*requested, *claimed, *total))
             }
-            Refusal::NotAlone { device, own: true } => write!(
+            Refusal::NotAlone { device, own } => not_alone(f, device, *own),
+            Refusal::HeldByOther { device, holder } => write!(
                 f,
-                "the pod asks for all SM time of {device} ({CORES}: 100), and running pods share that GPU; ask for \
-                 less {CORES}, or delete the pod, so that the scheduler places a new one"
-            ),
-            Refusal::NotAlone { device, own: false } => write!(
-                f,
-                "a running pod has all SM time of {device} ({CORES}: 100) and does not share that GPU; delete this \
-                 pod, so that the scheduler places a new one"
+                "the pod {holder} holds {device}: another device plugin gave it the GPU, or its claim cannot be mapped to one; \
+                 delete this pod, so that the scheduler places a new one, or wait until {holder} has ended"
             ),
             Refusal::SameGpuTwice { device, slots, gpus } => write!(
                 f,
@@ -164,11 +171,32 @@ impl fmt::Display for Refusal {
                 "the container's GPUs were to come by CDI, and this node's container runtime ignores CDI devices; delete the \
                  pod, or set enable_cdi in the runtime's configuration",
             ),
+            Refusal::RuntimeTooOld(why) => write!(
+                f,
+                "the container runtime of this node would refuse the container's devices: {why}; upgrade the container runtime, \
+                 or delete the pod, so that it is placed on another node"
+            ),
             Refusal::AnswerLost => f.write_str(
                 "the kubelet's checkpoint holds this container's GPU ids without the agent's answer, so the container would \
                  start without devices and limits; delete the pod",
             ),
         }
+    }
+}
+
+fn not_alone(f: &mut fmt::Formatter<'_>, device: &GpuUuid, own: bool) -> fmt::Result {
+    if own {
+        write!(
+            f,
+            "the pod asks for all SM time of {device} ({CORES}: 100), and running pods share that GPU; ask for \
+             less {CORES}, or delete the pod, so that the scheduler places a new one"
+        )
+    } else {
+        write!(
+            f,
+            "a running pod has all SM time of {device} ({CORES}: 100) and does not share that GPU; delete this \
+             pod, so that the scheduler places a new one"
+        )
     }
 }
 
@@ -226,11 +254,18 @@ mod tests {
             ),
             Refusal::Count { claimed: 1, given: 2 },
             Refusal::NoSuchDevice(device.clone()),
+            Refusal::HeldByOther {
+                device: device.clone(),
+                holder: PodRef { namespace: "ml".into(), name: "train".into() },
+            },
             Refusal::SameGpuTwice { device, slots: 2, gpus: 1 },
             Refusal::Finished,
             Refusal::Forgotten,
             Refusal::AnswerLost,
             Refusal::WithoutCdi,
+            Refusal::RuntimeTooOld(
+                "netDevices of the host's CDI spec needs CDI 1.1.0, and it reads up to 0.7.0".into(),
+            ),
         ];
         scarce.into_iter().chain(alone).chain(others).collect()
     }

@@ -99,7 +99,7 @@ impl NodeAllocator {
         let rows: Vec<&CheckpointEntry> = checkpoint.iter().filter(its).collect();
         let Some(uid) = self.pod_of(&rows) else { return StartVerdict::Wait(WaitReason::Checkpoint) };
         let rows: Vec<&CheckpointEntry> = rows.into_iter().filter(|row| row.holder.pod == uid).collect();
-        if rows.iter().all(|row| foreign(row)) {
+        if rows.iter().all(|row| row.is_foreign()) {
             return StartVerdict::Foreign;
         }
         let Some(gpu_pod) = self.pods.by_uid.get(&uid).cloned() else { return StartVerdict::Wait(WaitReason::Pod) };
@@ -116,7 +116,7 @@ impl NodeAllocator {
         if gpu_pod.finished {
             return refuse(Refusal::Finished);
         }
-        if let Some(row) = rows.iter().find(|row| row.ticket.is_none() && !foreign(row)) {
+        if let Some(row) = rows.iter().find(|row| row.ticket.is_none() && !row.is_foreign()) {
             return refuse_of(&row.holder.container, Refusal::AnswerLost);
         }
         self.follow_kubelet(&gpu_pod, &rows);
@@ -173,7 +173,8 @@ impl NodeAllocator {
     /// those of the container's claim.
     fn confirmed(&self, bound: Vec<BoundContainer>) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
         let refused = |bound: &BoundContainer| match bound.early {
-            false => self.policy.tickets_lost.then_some(Refusal::WithoutCdi),
+            false if self.policy.tickets_lost => Some(Refusal::WithoutCdi),
+            false => self.policy.unreadable_specs.clone().map(Refusal::RuntimeTooOld),
             true => (!self.was_given_its_claim(bound)).then_some(Refusal::Forgotten),
         };
         match bound.iter().find_map(|bound| Some((Arc::clone(&bound.limits.holder.container), refused(bound)?))) {
@@ -317,6 +318,11 @@ impl NodeAllocator {
                 (demand_of(gpu_pod, claim, device), self.ledger.started_beside(device, &gpu_pod.uid));
             let kept = self.claims.given.get(&gpu_pod.uid).unwrap_or(const { &Claim(Vec::new()) });
             let held = demand_of(gpu_pod, kept, device);
+            if let Some(holder) = self.taken_from(&gpu_pod.uid, device)
+                && held.containers == 0
+            {
+                return Err(Refusal::HeldByOther { device: device.clone(), holder: holder.clone() });
+            }
             // A container that had a limit and has none now demands the whole device.
             if lost(kept, claim, device, |share| share.memory.is_some()) {
                 requested.memory = gpu.memory.0;
@@ -347,11 +353,6 @@ fn lost(kept: &Claim, now: &Claim, device: &GpuUuid, limited: fn(&DeviceShare) -
         let had = kept.iter().any(|share| share.device == *device && limited(share));
         had && now.iter().any(|share| share.device == *device && !limited(share))
     })
-}
-
-/// Whether another plugin answered the kubelet for a row.
-pub(super) fn foreign(row: &CheckpointEntry) -> bool {
-    row.ticket.is_none() && (row.foreign || row.ids.iter().any(|id| Slot::parse(id).is_none()))
 }
 
 /// Whether the kubelet's slots are on other devices than the container gets.

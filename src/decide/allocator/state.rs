@@ -1,7 +1,9 @@
 //! The state of the allocator: devices, pods, the kubelet's checkpoint, claims and issued tickets.
 
 use super::device::SharedDevice;
+use super::taken::{OtherHolding, TakenDevices};
 use super::tickets::Tickets;
+use super::withdrawn::SeenDevices;
 use crate::ledger::Ledger;
 use model::checkpoint::CheckpointEntry;
 use model::claim::{Claim, DeviceShare, PodClaim};
@@ -9,6 +11,7 @@ use model::gpu_pod::GpuPod;
 use model::id::{ContainerKey, GpuUuid, PodUid, Ticket};
 use model::ticket::IssuedTicket;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Upper bound on the GPU pods that are kept. The kubelet allows 110 pods on a node by default and 500 in the largest
 /// setups. Beyond this bound the pods with the highest UIDs are left out; a start of one of them waits and is then
@@ -34,6 +37,8 @@ pub(super) struct Policy {
     pub without_claim: WithoutClaim,
     /// Whether it is known that the CDI device of a ticket reaches no container of this node.
     pub tickets_lost: bool,
+    /// Why the runtime would refuse the CDI specs of tickets.
+    pub unreadable_specs: Option<Arc<str>>,
     /// Whether a claim moves to the devices that the kubelet chose.
     pub follows_kubelet: bool,
     /// Whether a container may get the same GPU twice.
@@ -80,6 +85,12 @@ pub(super) struct HeldClaims {
 pub struct NodeAllocator {
     pub(super) policy: Policy,
     pub(super) devices: BTreeMap<GpuUuid, SharedDevice>,
+    /// What else is known of the node's devices.
+    pub(super) seen: SeenDevices,
+    /// What live pods got from other plugins or under other resources.
+    pub(super) others: Vec<OtherHolding>,
+    /// The devices that another owner holds.
+    pub(super) taken: TakenDevices,
     pub(super) cordon: Cordon,
     pub(super) pods: PodTable,
     /// The entry of each container in the kubelet's checkpoint, as it was read last.
@@ -120,8 +131,17 @@ impl NodeAllocator {
     #[must_use]
     pub fn new(without_claim: WithoutClaim, served_by_scheduler: bool) -> Self {
         NodeAllocator {
-            policy: Policy { without_claim, tickets_lost: false, follows_kubelet: false, same_gpu_twice: false },
+            policy: Policy {
+                without_claim,
+                tickets_lost: false,
+                unreadable_specs: None,
+                follows_kubelet: false,
+                same_gpu_twice: false,
+            },
             devices: BTreeMap::new(),
+            seen: SeenDevices::default(),
+            others: Vec::new(),
+            taken: TakenDevices::new(),
             cordon: Cordon::default(),
             pods: PodTable { served_by_scheduler, ..PodTable::default() },
             held: BTreeMap::new(),
@@ -159,6 +179,8 @@ impl NodeAllocator {
         }
         let before = self.list();
         self.devices = devices;
+        self.note_offered();
+        self.find_taken();
         let changes = self.list() != before;
         if changes {
             self.keep_claims_of_own_answers();
@@ -199,6 +221,8 @@ impl NodeAllocator {
         for gpu_pod in now.into_values() {
             self.set_gpu_pod(gpu_pod);
         }
+        self.count_as_started();
+        self.find_taken();
         !gone.is_empty()
     }
 

@@ -26,6 +26,7 @@ impl NodeAllocator {
                 claims: u32::try_from(self.claimants(std::slice::from_ref(&gpu.device)).count()).unwrap_or(u32::MAX),
                 healthy: gpu.healthy,
                 cordoned: self.cordon.devices.contains(&gpu.device),
+                taken: self.taken.contains_key(&gpu.device),
             })
             .collect();
         for listed in self.list() {

@@ -28,6 +28,7 @@ pub(super) fn uid(n: u32) -> PodUid {
 pub(super) fn shared_gpu(n: u32, slots: u16) -> SharedDevice {
     SharedDevice {
         device: device(n),
+        parent: None,
         index: n,
         model: "NVIDIA H100".into(),
         slots,
@@ -428,6 +429,17 @@ fn a_ticket_starts_no_container_if_cdi_is_known_to_have_no_effect() {
     assert_eq!(ran, [checkpoint[0].holder.clone()], "a container that waits has no devices that could be missing");
     allocator.set_tickets_lost(false);
     filled(allocator.start(&ids(&[(0, 4)]), Some(&checkpoint)));
+}
+
+#[test]
+fn a_ticket_starts_no_container_while_the_runtime_would_refuse_its_spec() {
+    let mut allocator = allocator(vec![single(1, device_share(0, 8, 30))]);
+    let checkpoint = [row(1, "main", &[(0, 3)], 7)];
+    let why: Arc<str> = "netDevices needs CDI 1.1.0".into();
+    allocator.set_unreadable_specs(Some(Arc::clone(&why)));
+    assert_eq!(refused(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint))), Refusal::RuntimeTooOld(why));
+    allocator.set_unreadable_specs(None);
+    filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
 }
 
 /// An earlier release gave containers their devices in the answer to `Allocate`, where the runtime had no CDI.

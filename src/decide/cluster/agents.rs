@@ -57,6 +57,7 @@ impl ClusterState {
             return Err(ReportRefusal::Replaced);
         }
         node.set_agent(Some(AgentLink::new(stream, report.compact(), now)));
+        self.look_for_unknown_device(&name);
         self.closing.remove(&name);
         self.touch(&name);
         self.take_evidence(&name);
@@ -81,6 +82,7 @@ impl ClusterState {
         if node.closed() != before {
             node.is_changed();
         }
+        self.look_for_unknown_device(name);
         self.touch(name);
         self.take_evidence(name);
         Ok(())
@@ -140,6 +142,8 @@ impl ClusterState {
         for (name, uid) in ended {
             self.release_at(&name, &uid);
         }
+        let names: Vec<NodeName> = self.nodes.values().map(|node| node.name().clone()).collect();
+        names.iter().for_each(|name| self.look_for_unknown_device(name));
     }
 
     /// The answer to the agent of this node.

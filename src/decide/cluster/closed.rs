@@ -6,7 +6,7 @@
 //! such pods.
 
 use model::claim::ClaimOrigin;
-use model::id::{NodeName, ObjectUid, PodRef, PodUid};
+use model::id::{GpuUuid, NodeName, ObjectUid, PodRef, PodUid};
 use model::time::WallTime;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,6 +23,8 @@ pub enum ClosedReason {
     UnknownClaim(PodUid),
     /// A pod on the node cannot be read at all, so it may hold GPUs.
     UnreadablePod(PodUid),
+    /// A pod on the node claims a device that neither the register of the node nor the report of its agent has.
+    UnknownDevice(PodUid, GpuUuid),
     /// Another scheduler of GPUs has placed this pod here since this scheduler uses the node.
     TwoSchedulers(PodUid),
     /// Extenders of gpu-steward that lead by this other Lease have placed this pod here since this scheduler uses the node.
@@ -49,6 +51,7 @@ impl ClosedReason {
         match self {
             ClosedReason::UnknownClaim(pod)
             | ClosedReason::UnreadablePod(pod)
+            | ClosedReason::UnknownDevice(pod, _)
             | ClosedReason::TwoSchedulers(pod)
             | ClosedReason::TwoLeases(pod, _) => Some(pod),
             _ => None,
@@ -63,6 +66,7 @@ impl ClosedReason {
             ClosedReason::Unreadable(_) => "unreadable_register",
             ClosedReason::UnknownClaim(_) => "unknown_claim",
             ClosedReason::UnreadablePod(_) => "unreadable_pod",
+            ClosedReason::UnknownDevice(..) => "unknown_device",
             ClosedReason::TwoSchedulers(_) => "two_schedulers",
             ClosedReason::TwoLeases(..) => "two_leases",
             ClosedReason::AgentAway => "agent_away",
@@ -103,6 +107,10 @@ impl Closing {
             ClosedReason::UnreadablePod(_) => {
                 format!("{pod} on this node cannot be read; it may hold GPUs; correct or delete that pod")
             }
+            ClosedReason::UnknownDevice(_, device) => format!(
+                "{pod} on this node claims {device}, and neither the node's register nor its agent knows such a GPU, so the pod may \
+                 hold any GPU of the node; delete that pod, or wait until it ends"
+            ),
             ClosedReason::TwoSchedulers(_) => format!(
                 "another GPU scheduler has placed {pod} on this node after this one began to use it; let only one of them use \
                  the node"

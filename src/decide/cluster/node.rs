@@ -43,6 +43,13 @@ pub struct NodeClaims {
     /// Devices with processes of pods that have no claim here, by the agent's reports. The Node registers all of them, which
     /// bounds their number.
     in_use: BTreeSet<GpuUuid>,
+    /// The UID of the Node whose register has the devices.
+    registered_by: Option<ObjectUid>,
+    /// Devices with claims that the register of this Node has listed and no longer lists: they were removed. A claim on one
+    /// of them takes nothing of the other devices.
+    removed: BTreeSet<GpuUuid>,
+    /// A pod, and a device of its claim that nobody knows.
+    unknown_device: Option<(PodUid, GpuUuid)>,
 }
 
 impl NodeClaims {
@@ -61,6 +68,9 @@ impl NodeClaims {
             ending: BTreeSet::new(),
             static_pods: StaticPods::default(),
             in_use: BTreeSet::new(),
+            registered_by: None,
+            removed: BTreeSet::new(),
+            unknown_device: None,
         }
     }
 
@@ -115,6 +125,9 @@ impl NodeClaims {
         }
         if let Some(reason) = self.blocking_pods.first(|uid, claim| self.holds_none(uid, claim)) {
             return Some(reason);
+        }
+        if let Some((pod, device)) = &self.unknown_device {
+            return Some(ClosedReason::UnknownDevice(pod.clone(), device.clone()));
         }
         let Some(link) = &self.agent else { return self.returns.then_some(ClosedReason::AgentAway) };
         match (link.state, link.report.phase) {
@@ -259,6 +272,32 @@ impl NodeClaims {
         ended.filter(|other| self.ledger.get(other).is_some_and(within)).cloned().collect()
     }
 
+    /// A pod with a claim on a device that is not known: the register does not list it and never has since this leader
+    /// follows the Node, and the agent does not report that it was withdrawn. Without a listed device no pod can be placed
+    /// here, so there is nothing to protect.
+    fn find_unknown_device(&self) -> Option<(PodUid, GpuUuid)> {
+        if self.devices.devices.is_empty() {
+            return None;
+        }
+        let listed = |device: &GpuUuid| self.devices.devices.iter().any(|one| one.uuid == *device);
+        let withdrawn = |device| self.agent.as_ref().is_some_and(|link| link.report.withdrawn.contains(device));
+        // A reservation is for devices that this leader has seen in the register.
+        let holds = |uid: &&PodUid| self.ledger.get(uid).is_some_and(|claim| claim.state != ClaimState::Assumed);
+        let unlisted = self.ledger.devices().filter(|device| !listed(device));
+        let mut unknown = unlisted.filter(|device| !self.removed.contains(*device) && !withdrawn(*device));
+        unknown.find_map(|device| Some((self.ledger.pods_on(device).find(holds)?.clone(), device.clone())))
+    }
+
+    /// Finds whether a pod here claims a device that nobody knows. Called after each change of the claims, the register or
+    /// the agent's report.
+    pub(super) fn look_for_unknown_device(&mut self) {
+        let found = self.find_unknown_device();
+        if self.unknown_device != found {
+            self.version.changes();
+            self.unknown_device = found;
+        }
+    }
+
     /// Whether processes of pods without a claim use a device.
     pub(super) fn is_in_use(&self) -> bool {
         !self.in_use.is_empty()
@@ -339,12 +378,26 @@ impl NodeClaims {
             devices.iter().flat_map(|one| devices.iter().map(|other| link(&one.uuid, &other.uuid))).collect()
         };
         let before = std::mem::replace(&mut self.devices, PlacementNode { devices, links });
+        self.note_removed(&before, &facts.uid);
         for uid in self.proposals.keys().cloned().collect::<Vec<_>>() {
             self.add_proposed(&uid);
         }
         if self.devices != before {
             self.version.changes();
         }
+    }
+
+    /// Remembers the devices that the register listed `before` and lists no longer. Another Node of this name may be another
+    /// machine: what its register lacks was never there.
+    fn note_removed(&mut self, before: &PlacementNode, node: &ObjectUid) {
+        match self.registered_by.replace(node.clone()) {
+            Some(registered_by) if registered_by == *node => {
+                self.removed.extend(before.devices.iter().map(|device| device.uuid.clone()));
+            }
+            Some(_) | None => self.removed.clear(),
+        }
+        let listed = |uuid: &GpuUuid| self.devices.devices.iter().any(|device| device.uuid == *uuid);
+        self.removed.retain(|uuid| !listed(uuid) && self.ledger.pods_on(uuid).next().is_some());
     }
 
     /// The newest version of the Node cannot be read. Its devices stay as they were known last.

@@ -9,7 +9,7 @@ use crate::placement::DeviceKind;
 use model::claim::PodClaim;
 use model::followed_node::NodeFacts;
 use model::gpu_pod::BoundPod;
-use model::id::{NodeName, ObjectUid, PodUid};
+use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use model::registered::RegisteredGpu;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ impl ClusterState {
             Arc::clone(kinds.entry(key).or_insert_with(|| Arc::new(made())))
         };
         self.node_entry(&facts.name).is(facts, &mut kind);
+        self.look_for_unknown_device(&facts.name);
         // A GPU that the Node no longer registers was removed: no report has its processes, so no claim on it waits for one.
         self.take_evidence(&facts.name);
         self.touch(&facts.name);
@@ -79,6 +80,7 @@ impl ClusterState {
         }
         let (node, pod) = (bound.node.clone(), pod.pod.clone());
         self.locations.insert(uid.clone(), PodLocation { node, pod, version: None, is_being_deleted: false });
+        self.look_for_unknown_device(&bound.node);
         self.touch(&bound.node);
         if bound.hash.is_some() {
             let before = self.nodes.get(&bound.node).map(|node| node.predecessors(uid)).unwrap_or_default();
@@ -136,10 +138,18 @@ impl ClusterState {
         if let Some(node) = self.nodes.get_mut(name) {
             node.release(uid);
         }
+        self.look_for_unknown_device(name);
         // The claim no longer explains the processes of the pod.
         self.find_used_gpus(name);
         self.touch(name);
         self.forget_empty(name);
+    }
+
+    /// See [`NodeClaims::look_for_unknown_device`].
+    pub(super) fn look_for_unknown_device(&mut self, name: &NodeName) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.look_for_unknown_device();
+        }
     }
 
     pub(super) fn node_entry(&mut self, name: &NodeName) -> &mut NodeClaims {

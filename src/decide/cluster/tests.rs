@@ -307,6 +307,58 @@ fn given(n: u32) -> PodClaim {
     PodClaim::Given(Claim(vec![vec![DeviceShare { device: uuid(n), memory: Some(Mib(1000).bytes()), cores: None }]]))
 }
 
+/// HAMi 2.5 to 2.9 name a MIG instance by its GPU and a template; the decoder returns the GPU.
+#[test]
+fn a_claim_on_a_device_that_nobody_knows_closes_its_node_and_names_the_pod() {
+    let mut cluster = cluster(1, 1);
+    let other = slice(9, 1000);
+    let closed = |cluster: &ClusterState| cluster.node(&name(0)).unwrap().closed();
+    let unknown = |n: u32| Some(ClosedReason::UnknownDevice(other.uid.clone(), uuid(n)));
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), given(77))));
+    assert_eq!(closed(&cluster), unknown(77));
+    assert_eq!(cluster.filter(slice(1, 1000), names(1), NOW).refused[0].why.to_string(), "NodeClosed");
+    let changes = cluster.take_closings();
+    let text = changes[0].closed.as_ref().unwrap().to_string();
+    assert!(
+        text.starts_with(&format!("the pod {} on this node claims {}, and neither", other.pod, uuid(77))),
+        "{text}"
+    );
+    // A claim of the same pod on a GPU of the node.
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), given(0))));
+    assert_eq!(closed(&cluster), None);
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), given(77))));
+    cluster.pod_gone(&other.uid);
+    assert_eq!(closed(&cluster), None, "the pod has ended");
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), given(77))));
+    cluster.node_is(&NodeFacts { register: Ok(Vec::new()), ..facts(0, 0) });
+    assert_eq!(closed(&cluster), None, "no pod can be placed here anyway");
+    cluster.node_is(&facts(0, 1));
+    assert_eq!(closed(&cluster), unknown(77));
+    cluster.node_is(&facts(0, 78));
+    assert_eq!(closed(&cluster), None, "the agent has found the GPU");
+    cluster.node_is(&facts(0, 1));
+    assert_eq!(closed(&cluster), None, "the GPU was removed, and the claim on it takes nothing of the others");
+    assert_eq!(cluster.filter(slice(1, 1000), names(1), NOW).fit, [0]);
+    // Another machine has the name of the node.
+    cluster.node_is(&NodeFacts { uid: ObjectUid::parse("uid-other").unwrap(), ..facts(0, 1) });
+    assert_eq!(closed(&cluster), unknown(77));
+}
+
+#[test]
+fn a_reservation_on_a_gpu_that_is_removed_meanwhile_does_not_close_its_node() {
+    let mut cluster = cluster(1, 2);
+    let pod = slice(1, 1000);
+    cluster.filter(pod.clone(), names(1), NOW);
+    let order = cluster.bind(&pod.uid, &name(0)).unwrap();
+    let device = &order.claim.shares().next().unwrap().device;
+    let mut left = facts(0, 2);
+    left.register.as_mut().unwrap().retain(|gpu| gpu.uuid != *device);
+    cluster.node_is(&left);
+    assert_eq!(cluster.node(&name(0)).unwrap().closed(), None);
+    cluster.pod_is(&pod.uid, Some(&bound(&pod, &name(0), PodClaim::Given(order.claim.clone()))));
+    assert_eq!(cluster.node(&name(0)).unwrap().closed(), None, "the register listed it");
+}
+
 #[test]
 fn a_pod_that_cannot_be_read_closes_its_node_until_it_can_be_read_or_is_gone() {
     let mut cluster = cluster(2, 1);

@@ -177,6 +177,7 @@ fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
         withheld: Arc::default(),
         files: Arc::default(),
         cdi: CdiState::default(),
+        lacks: None,
         guards: Vec::new(),
         moved: 0,
         allocate: Histogram::default(),

@@ -66,6 +66,7 @@ fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
         moved: 0,
         files: Arc::default(),
         cdi: CdiState::Works,
+        lacks: None,
         guards: Vec::new(),
         allocate: Histogram::default(),
         start: Histogram::default(),

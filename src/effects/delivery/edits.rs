@@ -35,6 +35,8 @@ pub struct NodeEdits {
     pub common: CdiEdits,
     /// The CDI version of the host's spec.
     pub carried: CdiVersion,
+    /// The newest CDI version that the container runtime reads, if it is known.
+    pub newest: Option<CdiVersion>,
     /// HAMi-core's library, if the agent has it.
     pub limiter: Option<LimiterLibrary>,
     /// Whether the runtime injects devices by `NVIDIA_VISIBLE_DEVICES`, so that the agent adds none.
@@ -55,6 +57,7 @@ impl Default for NodeEdits {
             shared_nodes: Vec::new(),
             common: CdiEdits::default(),
             carried: CdiVersion::OLDEST,
+            newest: None,
             limiter: None,
             runtime_injects: false,
             oversubscribed: false,

@@ -173,7 +173,8 @@ impl Routes {
                 RegistrationState::Undecided(why) => format!("not registered: {why}"),
             };
             let withheld: String = plugin.withheld.iter().map(|device| format!("\n{device}")).collect();
-            format!("\n{} at kubelet: {standing}{}{}{withheld}", plugin.resource, cdi(plugin), guard(plugin))
+            let states = [cdi(plugin), lacks(plugin), guard(plugin), withheld].concat();
+            format!("\n{} at kubelet: {standing}{states}", plugin.resource)
         });
         let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {
@@ -286,6 +287,11 @@ fn cdi(plugin: &PluginView) -> String {
 /// A line for `/readyz` about a GPU that NVML does not list. The agent is ready for the other GPUs.
 fn missing(gpu: &MissingGpu) -> String {
     format!("\nGPU at {} is missing: {}. {}", gpu.pci_bus_id, gpu.reason(), gpu.advice())
+}
+
+/// A line for `/readyz` with what containers lack on this host.
+fn lacks(plugin: &PluginView) -> String {
+    plugin.lacks.as_ref().map(|what| format!("\n{what}")).unwrap_or_default()
 }
 
 /// A line for `/readyz` with the known states of the chart's admission policies.

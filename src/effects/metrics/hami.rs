@@ -5,7 +5,8 @@
 //! from the container's claim. Only the device plugin knows claims, so an agent in standalone mode has no limits. The
 //! agent never writes `hami_vgpu_memory_{context,module,buffer}_bytes`, `hami_container_last_kernel_elapsed_seconds`
 //! and their legacy names, nor `Device_memory_desc_of_container`, whose labels are the kinds of memory. As in HAMi,
-//! every series has the label `zone="vGPU"`, and ratios are 0 to 100.
+//! every series has the label `zone="vGPU"`, and ratios are 0 to 100. Every series of a GPU has its node; HAMi 2.10 leaves
+//! it out in `hami_host_gpu_memory_controller_utilization_ratio`, so that it cannot be joined with the others.
 
 use super::input::MetricsInput;
 use super::subject::{LabelledSubjects, pod_name};
@@ -82,7 +83,6 @@ pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
 fn hosts(view: &NodeView, out: &mut Exposition<'_>) {
     let node = view.name.as_str();
     let named = |gpu: &GpuView| device(gpu).with("node", node).with("zone", "vGPU");
-    let without_node = |gpu: &GpuView| device(gpu).with("zone", "vGPU");
     let legacy = |gpu: &GpuView| {
         MetricLabels::new()
             .with("deviceidx", &gpu.gpu.index.to_string())
@@ -93,7 +93,7 @@ fn hosts(view: &NodeView, out: &mut Exposition<'_>) {
     };
     gpus(&HOST_MEMORY, view, named, |gpu| bytes(&gpu.sample.memory_used), out);
     gpus(&HOST_UTIL, view, named, |gpu| percent(&gpu.sample.utilization), out);
-    gpus(&HOST_COPY, view, without_node, |gpu| percent(&gpu.sample.memory_copy), out);
+    gpus(&HOST_COPY, view, named, |gpu| percent(&gpu.sample.memory_copy), out);
     gpus(&OLD_HOST_MEMORY, view, legacy, |gpu| bytes(&gpu.sample.memory_used), out);
     gpus(&OLD_HOST_UTIL, view, legacy, |gpu| percent(&gpu.sample.utilization), out);
 }

@@ -29,6 +29,10 @@ const CORDONED: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_cordoned",
     "1 while the GPU or MIG instance is cordoned, so that it gets no new containers.",
 );
+const TAKEN: MetricFamily = MetricFamily::gauge(
+    "gpu_steward_plugin_taken",
+    "1 while another owner holds the GPU or MIG instance, so that it gets no new containers: a pod got it from another device plugin, or has a claim that cannot be mapped to a device.",
+);
 const ALLOCATIONS: MetricFamily =
     MetricFamily::counter("gpu_steward_plugin_allocations_total", "Containers for which the kubelet called Allocate.");
 const STARTS: MetricFamily = MetricFamily::counter(
@@ -143,6 +147,10 @@ fn devices(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
     out.family(&CORDONED);
     for (labels, slots) in &devices {
         out.sample(&[labels.as_str()], SampleValue::Whole(u64::from(slots.cordoned)));
+    }
+    out.family(&TAKEN);
+    for (labels, slots) in &devices {
+        out.sample(&[labels.as_str()], SampleValue::Whole(u64::from(slots.taken)));
     }
 }
 

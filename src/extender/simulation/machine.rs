@@ -407,6 +407,7 @@ impl Machine {
         }
         let device = |gpu: &RegisteredGpu| SharedDevice {
             device: gpu.uuid.clone(),
+            parent: None,
             index: gpu.index,
             model: Arc::clone(&gpu.product),
             slots: 4,

@@ -340,7 +340,8 @@ async fn a_runtime_reports_its_configuration_in_a_verbose_status() {
     let path = folder.path().join("cri.sock");
     let responses = watch::Sender::new(Ok(vec![]));
     let _served = serve_runtime(&path, &responses);
-    let config = runtime_config(CriSocket::At(path.clone())).await.unwrap();
+    let (runtime, config) = runtime_config(CriSocket::At(path.clone())).await.unwrap();
+    assert_eq!(runtime, "fake://1");
     assert_eq!(runtime_cdi(CriSocket::At(path)).await, Ok(("fake://1".to_owned(), Some(true))));
     assert!(config.nvidia_injects());
     assert_eq!((config.default_handler.as_deref(), config.cdi), (Some("nvidia"), Some(true)));

@@ -34,7 +34,12 @@ impl Tree {
     }
 
     fn process(&self, pid: u32, start: u64, name: &[u8], cgroup: &str) {
-        let tail = format!(") S 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 {start} 1000 5 18446744073709551615 1 1 0\n");
+        self.child((pid, 1), start, name, cgroup);
+    }
+
+    fn child(&self, (pid, parent): (u32, u32), start: u64, name: &[u8], cgroup: &str) {
+        let tail =
+            format!(") S {parent} 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 {start} 1000 5 18446744073709551615 1 1 0\n");
         self.write(format!("proc/{pid}/stat"), [format!("{pid} (").as_bytes(), name, tail.as_bytes()].concat());
         self.write(format!("proc/{pid}/cgroup"), cgroup);
     }
@@ -62,6 +67,50 @@ fn a_process_is_identified_with_its_container() {
         assert_eq!(owners.identify(pid).unwrap().owner, owner, "{pid}");
     }
     assert_eq!(owners.identify(99), None);
+}
+
+/// A container engine inside a pod, which makes its containers in cgroups of the host.
+#[test]
+fn a_process_of_a_nested_container_belongs_to_the_pod_of_its_ancestors_and_else_to_none() {
+    let tree = Tree::new();
+    let path = container(1);
+    let nested = format!("{:064x}", 77);
+    tree.process(1, 1, b"init", "0::/init.scope\n");
+    tree.child((10, 1), 500, b"dockerd", &format!("0::{path}\n"));
+    tree.child((11, 10), 501, b"containerd-shim", &format!("0::{path}/init\n"));
+    for (pid, cgroup) in [
+        (20, format!("/actions_job/{nested}")),
+        (21, format!("/ecs/task/{nested}")),
+        (22, format!("/k8s.io/{nested}")),
+        (23, format!("/docker/{nested}")),
+        (24, "/".to_owned()),
+    ] {
+        tree.child((pid, 11), 600, b"bash", &format!("0::{cgroup}\n"));
+        tree.child((pid + 10, pid), 700, b"python", &format!("0::{cgroup}\n"));
+    }
+    // The same cgroups, made by an engine of the host.
+    tree.child((40, 1), 500, b"containerd-shim", "0::/system.slice/containerd.service\n");
+    tree.child((41, 40), 600, b"python", &format!("0::/actions_job/{nested}\n"));
+    tree.child((42, 40), 600, b"python", &format!("0::/docker/{nested}\n"));
+    // Its parent has ended, and its new one is the init process of the host.
+    tree.child((50, 1), 600, b"python", &format!("0::/actions_job/{nested}\n"));
+    tree.child((51, 99), 600, b"python", &format!("0::/actions_job/{nested}\n"));
+    let mut owners = ProcessOwnerReader::new(tree.roots());
+    for pid in (20..25).chain(30..35) {
+        let ProcessOwner::Cgroup(identity) = owners.identify(pid).unwrap().owner else { panic!("{pid}") };
+        assert_eq!(*identity.path, *path, "{pid}");
+    }
+    for pid in [40, 41, 50, 51] {
+        assert_eq!(owners.identify(pid).unwrap().owner, ProcessOwner::Host, "{pid}");
+    }
+    let ProcessOwner::Cgroup(docker) = owners.identify(42).unwrap().owner else { panic!("a container without a pod") };
+    assert_eq!(docker.pod(), None);
+    let known = owners.identify(30);
+    assert_eq!(owners.identify_reported(30, known.as_ref()), known);
+    // A long chain ends somewhere.
+    (100..200).for_each(|pid| tree.child((pid, pid - 1), 900, b"sh", "0::/user.slice\n"));
+    tree.child((99, 11), 900, b"sh", "0::/user.slice\n");
+    assert_eq!(owners.identify(199).unwrap().owner, ProcessOwner::Host);
 }
 
 #[test]

@@ -17,8 +17,8 @@ use wire::resource::{RequestRules, ResourceOverrides};
 pub(crate) struct ReadExtender {
     pub settings: ExtenderSettings,
     resources: ResourceOverrides,
-    /// `None`: the defaults.
-    device_config: Option<PathBuf>,
+    /// None: the defaults.
+    device_config: Vec<PathBuf>,
 }
 
 impl ReadExtender {
@@ -28,14 +28,9 @@ impl ReadExtender {
     /// # Errors
     /// A sentence that names the file.
     pub(crate) fn request_rules(&self) -> Result<RequestRules, String> {
-        let mut rules = match &self.device_config {
-            None => RequestRules::default(),
-            // The agents log the parts that are not understood.
-            Some(path) => {
-                let read = sources::device_config::read_common(path);
-                read.map_err(|why| format!("device configuration {}: {why}", path.display()))?.0.rules
-            }
-        };
+        // The agents log the parts that are not understood.
+        let read = sources::device_config::read_common(&self.device_config);
+        let mut rules = read.map_err(|why| format!("device configuration {why}"))?.0.rules;
         self.resources.replace(&mut rules.names)?;
         Ok(rules)
     }
@@ -78,10 +73,10 @@ impl Reader<'_> {
         let lease = self.lease();
         let rules = self.cluster_rules();
         let resources = self.resources();
-        let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
+        let device_config = self.take("device-config-file", |text| value::unless_none(text, value::paths));
         let log_format = self.take("log-format", value::log_format);
         let verbosity = self.take("v", Verbosity::parse);
-        let (resources, device_config) = (resources?, device_config?);
+        let (resources, device_config) = (resources?, device_config?.unwrap_or_default());
         let settings = ExtenderSettings {
             kubeconfig: kubeconfig?,
             drain_timeout: drain_timeout?,

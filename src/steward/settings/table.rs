@@ -148,7 +148,7 @@ pub(crate) const KEYS: &[Key] = &[
         (SWITCH, "false"),
         "Run without Kubernetes: read this machine and serve the readings, without an API server",
     ),
-    key(Node, "node-name", ("NAME", "auto"), "This node's name; auto takes NODE_NAME, then the host's name"),
+    key(Node, "node-name", ("NAME", "auto"), "This node's name; auto takes NODE_NAME, then the host's name; like the kubelet, in lower case"),
     key(
         Node,
         "kubeconfig",
@@ -273,8 +273,9 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         Sharing,
         "device-config-file",
-        ("PATH", "none"),
-        "HAMi's device YAML, in HAMi's own format: resource names, scaling, split counts, overrides for single nodes",
+        ("PATH,...", "none"),
+        "HAMi's device YAML, in HAMi's own format: resource names, scaling, split counts; and HAMi's file with the settings of \
+         single nodes (nodeconfig), alone or beside it",
     )
     .read_by(BOTH),
     key(

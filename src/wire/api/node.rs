@@ -181,6 +181,9 @@ pub struct DeviceSlotsJson {
     pub claims: u32,
     pub healthy: bool,
     pub cordoned: bool,
+    /// Not in answers of earlier releases.
+    #[serde(default)]
+    pub taken: bool,
 }
 
 /// State of the source of GPU readings.
@@ -335,8 +338,10 @@ impl PodFilesJson {
 
 impl DeviceSlotsJson {
     fn of(slots: &DeviceSlots) -> DeviceSlotsJson {
-        let DeviceSlots { device, free, used, unhealthy, used_unhealthy, claims, healthy, cordoned } = slots.clone();
-        DeviceSlotsJson { uuid: device.to_string(), free, used, unhealthy, used_unhealthy, claims, healthy, cordoned }
+        let DeviceSlots { device, free, used, unhealthy, used_unhealthy, claims, healthy, cordoned, taken } =
+            slots.clone();
+        let uuid = device.to_string();
+        DeviceSlotsJson { uuid, free, used, unhealthy, used_unhealthy, claims, healthy, cordoned, taken }
     }
 }
 

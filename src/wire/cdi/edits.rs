@@ -1,5 +1,7 @@
 //! The edits of a container: variables, device nodes, mounts, hooks, and unknown fields, which are kept.
 
+use super::lowest;
+use super::version::CdiVersion;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
@@ -126,6 +128,23 @@ impl CdiEdits {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == CdiEdits::default()
+    }
+
+    /// Removes the fields that a runtime which reads versions up to `newest` does not know, if a container has its GPU
+    /// without them too: groups for device nodes that are not open to all users, and classes of processor caches. `carried`
+    /// is the version of the spec that the edits came from. Returns the names of the fields.
+    pub fn leave_out(&mut self, carried: CdiVersion, newest: CdiVersion) -> Vec<&'static str> {
+        let beyond = |key: &&str| self.other.contains_key(*key) && lowest::of_field(key, carried) > newest;
+        let left_out: Vec<&'static str> = [lowest::GIDS, lowest::RDT].into_iter().filter(beyond).collect();
+        left_out.iter().for_each(|key| drop(self.other.remove(*key)));
+        left_out
+    }
+
+    /// The field of these edits that a runtime which reads versions up to `newest` does not know, and the version that it
+    /// needs.
+    #[must_use]
+    pub fn unreadable(&self, carried: CdiVersion, newest: CdiVersion) -> Option<(&str, CdiVersion)> {
+        lowest::newest_field(self, carried).filter(|(_, version)| *version > newest)
     }
 
     /// Appends the edits of `more`. Where both have the same variable, path in the container or unknown field, the

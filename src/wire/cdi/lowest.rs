@@ -27,24 +27,41 @@ pub(super) fn version(spec: &CdiSpec) -> CdiVersion {
 }
 
 fn of_edits(edits: &CdiEdits, carried: CdiVersion) -> CdiVersion {
-    let nodes = edits.device_nodes.iter().map(|node| {
-        let own = if node.host_path.is_some() { CdiVersion::new(0, 5) } else { CdiVersion::OLDEST };
-        own.max(of_unknown(&node.other, carried))
-    });
-    let mounts = edits.mounts.iter().map(|mount| {
-        let own = if mount.kind.is_some() { CdiVersion::new(0, 4) } else { CdiVersion::OLDEST };
-        own.max(of_unknown(&mount.other, carried))
-    });
-    let hooks = edits.hooks.iter().map(|hook| of_unknown(&hook.other, carried));
-    let others = edits.other.keys().map(|key| match key.as_str() {
-        "additionalGids" => CdiVersion::new(0, 7),
-        "netDevices" => CdiVersion::new(1, 1),
-        // Among these is `intelRdt`, whose fields need 0.7 or 1.1; the version of the source spec is enough for it.
-        _ => carried,
-    });
-    nodes.chain(mounts).chain(hooks).chain(others).max().unwrap_or(CdiVersion::OLDEST)
+    newest_field(edits, carried).map_or(CdiVersion::OLDEST, |(_, version)| version)
 }
 
-fn of_unknown(other: &Map<String, Value>, carried: CdiVersion) -> CdiVersion {
-    if other.is_empty() { CdiVersion::OLDEST } else { carried }
+/// The field of these edits that needs the highest version, if any needs more than the oldest one. Fields that this crate
+/// does not know need the version of the spec that they came from, which is `carried`.
+pub(super) fn newest_field(edits: &CdiEdits, carried: CdiVersion) -> Option<(&str, CdiVersion)> {
+    let nodes = edits.device_nodes.iter().flat_map(|node| {
+        let own = node.host_path.iter().map(|_| ("hostPath of a device node", CdiVersion::new(0, 5)));
+        own.chain(unknown(&node.other, carried))
+    });
+    let mounts = edits.mounts.iter().flat_map(|mount| {
+        let own = mount.kind.iter().map(|_| ("type of a mount", CdiVersion::new(0, 4)));
+        own.chain(unknown(&mount.other, carried))
+    });
+    let hooks = edits.hooks.iter().flat_map(|hook| unknown(&hook.other, carried));
+    let others = edits.other.keys().map(|key| (key.as_str(), of_field(key, carried)));
+    nodes.chain(mounts).chain(hooks).chain(others).max_by_key(|(_, version)| *version)
 }
+
+/// The version that has this field of a set of edits.
+pub(super) fn of_field(key: &str, carried: CdiVersion) -> CdiVersion {
+    match key {
+        GIDS => CdiVersion::new(0, 7),
+        "netDevices" => CdiVersion::new(1, 1),
+        // Its fields need 0.7 or 1.1; the version of the source spec is enough for them.
+        RDT => carried.max(CdiVersion::new(0, 7)),
+        _ => carried,
+    }
+}
+
+fn unknown(other: &Map<String, Value>, carried: CdiVersion) -> impl Iterator<Item = (&str, CdiVersion)> {
+    other.keys().map(move |key| (key.as_str(), carried))
+}
+
+/// Groups that the container's processes join, for device nodes that only such a group may open.
+pub(super) const GIDS: &str = "additionalGids";
+/// A class of processor caches and memory bandwidth.
+pub(super) const RDT: &str = "intelRdt";

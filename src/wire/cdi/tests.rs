@@ -41,7 +41,7 @@ fn the_spec_of_a_ticket_has_the_edits_for_all_gpus() {
     });
     edits.add(&source.container_edits.clone());
     edits.add(&CdiEdits { env: vec!["NVIDIA_VISIBLE_DEVICES=GPU-a".into()], ..CdiEdits::default() });
-    let text = encode(&CdiSpec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version)).unwrap();
+    let text = encode(&CdiSpec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version), None).unwrap();
     let expected = concat!(
         r#"{"cdiVersion":"0.5.0","kind":"gpu-steward.io/gpu","devices":[{"name":"t0","containerEdits":{"#,
         r#""env":["CUDA_DEVICE_MEMORY_LIMIT_0=3000m","NVIDIA_VISIBLE_DEVICES=GPU-a"],"#,
@@ -67,7 +67,7 @@ fn the_spec_of_nvidia_ctk_is_read_without_loss() {
 
     let mut edits = shared.clone();
     edits.add(all);
-    let text = encode(&CdiSpec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version)).unwrap();
+    let text = encode(&CdiSpec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version), None).unwrap();
     let again: Value = serde_json::from_str(&text).unwrap();
     let given: Value = serde_json::from_slice(include_bytes!("../../../tests/golden/cdi/nvidia-ctk.json")).unwrap();
     assert_eq!(again["cdiVersion"], given["cdiVersion"]);
@@ -82,7 +82,7 @@ fn the_spec_of_nvidia_ctk_is_read_without_loss() {
 fn the_lowest_version_that_fits_is_written() {
     let written = |edits: Value| {
         let edits: CdiEdits = serde_json::from_value(edits).unwrap();
-        let text = encode(&CdiSpec { cdi_version: CdiVersion::new(9, 9), ..ticket(edits) }).unwrap();
+        let text = encode(&CdiSpec { cdi_version: CdiVersion::new(9, 9), ..ticket(edits) }, None).unwrap();
         serde_json::from_str::<Value>(&text).unwrap()["cdiVersion"].as_str().unwrap().to_owned()
     };
     for (edits, version) in [
@@ -109,6 +109,47 @@ fn the_lowest_version_that_fits_is_written() {
     );
 }
 
+/// containerd 1.7.2 reads 0.5, 1.7.13 reads 0.6, 1.7.20 reads 0.7.
+#[test]
+fn a_spec_has_only_what_the_runtime_reads_or_is_not_written() {
+    let edits = |value: Value| serde_json::from_value::<CdiEdits>(value).unwrap();
+    let host = || {
+        edits(json!({
+            "deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/run/nvidia/driver/dev/nvidia0"}],
+            "additionalGids": [44, 110], "intelRdt": {"closID": "a"},
+        }))
+    };
+    let carried = CdiVersion::new(0, 7);
+    for (newest, left_out) in
+        [(5, &["additionalGids", "intelRdt"][..]), (6, &["additionalGids", "intelRdt"]), (7, &[]), (8, &[])]
+    {
+        let newest = CdiVersion::new(0, newest);
+        let mut own = host();
+        assert_eq!(own.leave_out(carried, newest), left_out);
+        assert_eq!(own.unreadable(carried, newest), None);
+        let spec = CdiSpec { cdi_version: carried, ..ticket(own) };
+        let written: Value = serde_json::from_str(&encode(&spec, Some(newest)).unwrap()).unwrap();
+        let version = if left_out.is_empty() { "0.7.0" } else { "0.5.0" };
+        assert_eq!(written["cdiVersion"], version, "the lowest version that the rest needs");
+        let text = written.to_string();
+        assert!(left_out.iter().all(|key| !text.contains(key)), "{text}");
+    }
+    for (more, field, needs) in [
+        (json!({"netDevices": []}), "netDevices", CdiVersion::new(1, 1)),
+        (json!({"hooks": [{"hookName": "poststop", "path": "/a", "new": 1}]}), "new", carried),
+        (json!({"mounts": [{"hostPath": "/a", "containerPath": "/b", "new": 1}]}), "new", carried),
+        (json!({"deviceNodes": [{"path": "/a", "new": 1}]}), "new", carried),
+        (json!({"later": 1}), "later", carried),
+    ] {
+        let mut own = edits(more);
+        let newest = CdiVersion::new(0, 6);
+        assert!(own.leave_out(carried, newest).is_empty(), "the container may need it");
+        assert_eq!(own.unreadable(carried, newest), Some((field, needs)));
+        let why = encode(&CdiSpec { cdi_version: carried, ..ticket(own) }, Some(newest)).unwrap_err();
+        assert!(why.what.ends_with("and the container runtime reads CDI up to 0.6.0"), "{why}");
+    }
+}
+
 #[test]
 fn unknown_edits_are_kept() {
     let mut value = nvidia();
@@ -117,7 +158,7 @@ fn unknown_edits_are_kept() {
     let spec = of_value(value).unwrap();
     let mut edits = CdiEdits::default();
     edits.add(&spec.container_edits);
-    let again = decode(encode(&ticket(edits)).unwrap().as_bytes()).unwrap();
+    let again = decode(encode(&ticket(edits), None).unwrap().as_bytes()).unwrap();
     assert_eq!(again.devices[0].container_edits.other, spec.container_edits.other);
     assert_eq!(again.cdi_version, CdiVersion::new(1, 1));
 }
@@ -170,9 +211,9 @@ fn a_spec_that_no_runtime_accepts_is_refused_with_the_faulty_field() {
     }
     assert!(decode(b"{}").unwrap_err().what.contains("missing field `cdiVersion`"));
     assert!(decode(&vec![b' '; MAX_BYTES + 1]).unwrap_err().what.contains("bytes long"));
-    assert!(encode(&ticket(CdiEdits::default())).unwrap_err().what.contains("has no edits"));
+    assert!(encode(&ticket(CdiEdits::default()), None).unwrap_err().what.contains("has no edits"));
     let huge = CdiEdits { env: vec![format!("A={}", "b".repeat(MAX_BYTES))], ..CdiEdits::default() };
-    assert!(encode(&ticket(huge)).unwrap_err().what.contains("bytes long"));
+    assert!(encode(&ticket(huge), None).unwrap_err().what.contains("bytes long"));
 }
 
 proptest! {
@@ -188,11 +229,11 @@ proptest! {
         let value = json!({"cdiVersion": version, "kind": kind, "devices": [{"name": name, "containerEdits": {
             "env": [env], "deviceNodes": [{"path": path}]}}]});
         if let Ok(spec) = of_value(value) {
-            let written = encode(&spec).unwrap();
+            let written = encode(&spec, None).unwrap();
             let again = decode(written.as_bytes()).unwrap();
             prop_assert_eq!(&again.devices, &spec.devices);
             prop_assert!(again.cdi_version <= CdiVersion::new(0, 6));
-            prop_assert_eq!(encode(&again).unwrap(), written);
+            prop_assert_eq!(encode(&again, None).unwrap(), written);
         }
     }
 

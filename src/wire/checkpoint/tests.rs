@@ -95,6 +95,29 @@ fn a_ticket_that_two_containers_hold_has_no_holder() {
     assert_eq!(parse(&file(&twice)).unwrap().holder(&ticket()), None);
 }
 
+const OTHERS: &str = include_str!("../../../tests/golden/checkpoints/other-plugins.json");
+const ONE_LIST: &str = include_str!("../../../tests/golden/checkpoints/one-list.json");
+
+#[test]
+fn the_ids_of_kubelets_before_1_20_are_one_list() {
+    let read = parse(ONE_LIST.as_bytes()).unwrap();
+    let ids: Vec<usize> = read.allocations.iter().map(|row| row.ids.len()).collect();
+    assert_eq!((ids, read.unreadable.len()), (vec![1, 2], 0));
+    assert!(read.allocations.iter().all(|row| row.foreign && row.answered == row.ids), "{read:?}");
+}
+
+#[test]
+fn an_answer_names_gpus_only_if_it_is_another_plugins() {
+    let read = parse(OTHERS.as_bytes()).unwrap();
+    let answered: Vec<(&str, usize)> = read
+        .allocations
+        .iter()
+        .map(|row| (&*row.container, row.answered.len()))
+        .filter(|(_, gpus)| *gpus != 1)
+        .collect();
+    assert_eq!(answered, [("by-index", 0), ("time-slice", 0), ("nic", 0), ("named-otherwise", 0), ("ours", 0)]);
+}
+
 #[test]
 fn an_entry_that_cannot_be_read_does_not_hide_the_others() {
     let read = parse(&file(&[
@@ -150,6 +173,22 @@ proptest! {
     #[test]
     fn no_answer_of_a_plugin_causes_a_panic(bytes in "[A-Za-z0-9+/]{0,40}={0,2}") {
         let _ = parse(&file(&[entry(UID, "a", "{}", &format!("\"{bytes}\""))]));
+    }
+
+    /// Every entry is read or reported: none is missing.
+    #[test]
+    fn a_checkpoint_that_differs_a_little_from_a_golden_one_loses_no_entry(
+        text in crate::golden::mutated(vec![OTHERS.into(), ONE_LIST.into()]),
+    ) {
+        if let Ok(read) = parse(text.as_bytes()) {
+            let file: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let entries = file["Data"]["PodDeviceEntries"].as_array().map_or(0, Vec::len);
+            prop_assert_eq!(read.allocations.len() + read.unreadable.len(), entries);
+            for row in &read.allocations {
+                prop_assert!(row.ids.is_sorted_by(|one, other| one < other));
+                prop_assert!(row.answered.iter().all(|gpu| model::gpu_id::is_of_gpu(gpu)));
+            }
+        }
     }
 
     #[test]

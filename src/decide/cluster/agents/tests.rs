@@ -622,3 +622,32 @@ fn only_gpus_that_the_node_registers_are_remembered_as_in_use() {
         "one of two"
     );
 }
+
+#[test]
+fn a_claim_on_a_device_that_the_agent_has_withdrawn_takes_nothing_of_the_others() {
+    let mut cluster = cluster(1, 1);
+    let other = slice(9, 1000);
+    let share = model::claim::DeviceShare { device: uuid(77), memory: None, cores: None };
+    let lost = PodClaim::Given(model::claim::Claim(vec![vec![share]]));
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), lost)));
+    let unknown = Some(ClosedReason::UnknownDevice(other.uid.clone(), uuid(77)));
+    assert_eq!(closed(&cluster), unknown, "an agent without a stream");
+    serving(&mut cluster, &[]);
+    assert_eq!(closed(&cluster), unknown, "the agent does not know the device either");
+    let withdrawn = |gpus: &[u32]| gpus.iter().map(|n| uuid(*n)).collect::<BTreeSet<GpuUuid>>();
+    let change = |gpus: &[u32]| ReportChange {
+        phase: AgentPhase::Serving,
+        withdrawn: withdrawn(gpus),
+        ..ReportChange::default()
+    };
+    cluster.agent_changes(&name(0), FIRST, change(&[77]), NOW).unwrap();
+    assert_eq!(closed(&cluster), None);
+    assert_eq!(cluster.filter(slice(1, 1000), names(1), NOW).fit, [0]);
+    cluster.agent_changes(&name(0), FIRST, change(&[76]), NOW).unwrap();
+    assert_eq!(closed(&cluster), unknown);
+    let full = AgentReport { withdrawn: withdrawn(&[77]), ..report(AgentPhase::Serving, &[]) };
+    cluster.agent_reports(FIRST, full, NOW).unwrap();
+    assert_eq!(closed(&cluster), None);
+    cluster.forget_agents();
+    assert_eq!(closed(&cluster), unknown, "a process that no longer leads has no reports");
+}

@@ -1,0 +1,159 @@
+//! Devices that another owner holds, so that they get no new containers until its pod has ended.
+//!
+//! ```text
+//!   entries of other plugins or resources, in the ─┐
+//!   kubelet's checkpoint or PodResources           ├─▶ taken   device ▶ pod
+//!   claims on a GPU that is divided into instances ─┤
+//!   claims on a device of which there is no record ─┘  and entries that name none: every device
+//! ```
+//!
+//! A pod with a claim that names only devices of this node holds what its claim says, whoever gave it its devices: the ledger
+//! counts it, and other pods may share the devices.
+//!
+//! What must never happen here: a device counts as free although a live pod has it, because the agent did not give it.
+
+use super::state::NodeAllocator;
+use model::gpu_id;
+use model::gpu_pod::GpuPod;
+use model::id::{GpuUuid, PodRef, PodUid};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What a live pod got from another plugin, or under another resource than that of the agent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OtherHolding {
+    /// The pod, by the UID that the kubelet uses.
+    pub uid: PodUid,
+    /// Namespace and name.
+    pub pod: PodRef,
+    /// Whether it is of the agent's resource: then it is one of the node's GPUs in any case.
+    pub own_resource: bool,
+    /// The names of the devices, as the other plugin spells them.
+    pub devices: Vec<Arc<str>>,
+}
+
+/// The holder of each taken device.
+pub(super) type TakenDevices = BTreeMap<GpuUuid, (PodUid, PodRef)>;
+
+/// What a name of another plugin stands for on this node.
+enum NamedDevice {
+    /// These devices.
+    Offered(Vec<GpuUuid>),
+    /// A device that the node does not offer: it is gone.
+    Gone,
+    /// Not known.
+    Unknown,
+}
+
+impl NodeAllocator {
+    /// Sets what live pods got from other plugins or under other resources. Returns whether the kubelet's list of slots
+    /// changes.
+    pub fn set_other_holdings(&mut self, holdings: Vec<OtherHolding>) -> bool {
+        if holdings == self.others {
+            return false;
+        }
+        let before = self.list();
+        self.others = holdings;
+        self.count_as_started();
+        self.find_taken();
+        self.list() != before
+    }
+
+    /// The devices that another owner holds, with the pod that holds each.
+    pub fn taken(&self) -> impl Iterator<Item = (&GpuUuid, &PodRef)> {
+        self.taken.iter().map(|(device, (_, pod))| (device, pod))
+    }
+
+    /// Whether another owner than this pod holds the device.
+    pub(super) fn taken_from(&self, uid: &PodUid, device: &GpuUuid) -> Option<&PodRef> {
+        self.taken.get(device).filter(|(holder, _)| holder != uid).map(|(_, pod)| pod)
+    }
+
+    /// A pod with a claim that got its devices from another plugin has them, even if none of its containers runs yet.
+    pub(super) fn count_as_started(&mut self) {
+        let own = self.others.iter().filter(|holding| holding.own_resource);
+        let pods = own.filter_map(|holding| self.pods.by_uid.get(&holding.uid)).filter(|gpu_pod| !gpu_pod.finished);
+        let pods: Vec<GpuPod> = pods.filter(|gpu_pod| self.ledger.get(&gpu_pod.uid).is_some()).cloned().collect();
+        for gpu_pod in pods {
+            if self.pods.started.insert(gpu_pod.uid.clone()) {
+                self.keep_started(&gpu_pod);
+                self.enter(&gpu_pod.uid);
+            }
+        }
+    }
+
+    /// Finds the taken devices anew: after a change of the devices, the pods or the other holdings.
+    pub(super) fn find_taken(&mut self) {
+        let mut taken = TakenDevices::new();
+        let mut take = |device: GpuUuid, uid: &PodUid, pod: &PodRef| {
+            taken.entry(device).or_insert_with(|| (uid.clone(), pod.clone()));
+        };
+        for OtherHolding { uid, pod, own_resource, devices } in &self.others {
+            let claimed: BTreeSet<&GpuUuid> = self
+                .ledger
+                .get(uid)
+                .into_iter()
+                .flat_map(|claim| claim.claim.shares())
+                .map(|share| &share.device)
+                .collect();
+            let mut unknown = devices.is_empty();
+            for name in devices {
+                match self.meaning(name) {
+                    NamedDevice::Offered(devices) => {
+                        devices.into_iter().filter(|one| !claimed.contains(one)).for_each(|one| take(one, uid, pod));
+                    }
+                    NamedDevice::Gone => {}
+                    NamedDevice::Unknown => unknown = true,
+                }
+            }
+            if unknown && *own_resource && !self.names_known_devices(uid) {
+                self.devices.keys().for_each(|device| take(device.clone(), uid, pod));
+            }
+        }
+        for (uid, device) in self.claims_elsewhere() {
+            let Some(pod) = self.pods.by_uid.get(uid).map(|gpu_pod| &gpu_pod.pod) else { continue };
+            let mut instances = self.instances_of(device).peekable();
+            if instances.peek().is_some() {
+                instances.for_each(|instance| take(instance.clone(), uid, pod));
+            } else if !self.is_withdrawn(device) {
+                self.devices.keys().for_each(|device| take(device.clone(), uid, pod));
+            }
+        }
+        self.taken = taken;
+    }
+
+    /// The devices in the claims of started pods that are not offered.
+    fn claims_elsewhere(&self) -> impl Iterator<Item = (&PodUid, &GpuUuid)> {
+        let elsewhere = |device: &&GpuUuid| !self.devices.contains_key(*device);
+        self.ledger.started().flat_map(move |(uid, claim)| {
+            let devices: BTreeSet<&GpuUuid> =
+                claim.claim.shares().map(|share| &share.device).filter(elsewhere).collect();
+            devices.into_iter().map(move |device| (uid, device))
+        })
+    }
+
+    /// Whether the pod has a claim that names only devices that the node offers or has withdrawn.
+    fn names_known_devices(&self, uid: &PodUid) -> bool {
+        let known = |device: &GpuUuid| self.devices.contains_key(device) || self.is_withdrawn(device);
+        self.ledger.get(uid).is_some_and(|claim| claim.claim.shares().all(|share| known(&share.device)))
+    }
+
+    /// What a name of another plugin stands for. The kubelet gives only devices that a plugin of this node has listed, so the
+    /// UUID of a GPU that is not there was that of a GPU that is gone.
+    fn meaning(&self, name: &str) -> NamedDevice {
+        let meanings = gpu_id::meanings(name);
+        for device in &meanings {
+            if self.devices.contains_key(device) {
+                return NamedDevice::Offered(vec![device.clone()]);
+            }
+            let instances: Vec<GpuUuid> = self.instances_of(device).cloned().collect();
+            if !instances.is_empty() {
+                return NamedDevice::Offered(instances);
+            }
+        }
+        if gpu_id::is_of_gpu(name) { NamedDevice::Gone } else { NamedDevice::Unknown }
+    }
+}
+
+#[cfg(test)]
+mod tests;
