@@ -10,7 +10,8 @@
 //!   timestamp quantity decode_error kept_file     what several formats share
 //!   proc_file proc_line cgroup_file cgroup_path sysfs_file kernel_log log_link
 //!                                                 files of the kernel; kubelet's links to logs
-//!   pod gpu_pod resource bound_pod placement      a pod, its requests, and which GPUs it accepts
+//!   pod gpu_pod resource bound_pod placement misspelt_key
+//!                                                 a pod, its requests, and which GPUs it accepts
 //!   claim claim_version claim_origin bind binding its claim, who wrote it, and the Binding that carries it
 //!   node node_facts versions labels register handshake links cordon node_lock annotation_keys
 //!                                                 a Node, and what agents write on it

@@ -58,7 +58,7 @@ fn a_pod_that_is_too_large_or_has_odd_amounts_is_refused_with_a_reason() {
         change(&mut pod);
         pod
     };
-    let annotated = |key: &str| with(&|pod| pod["metadata"]["annotations"] = json!({ key: "x".repeat(1 << 20) }));
+    let annotated = |key: &str| with(&|pod| pod["metadata"]["annotations"] = json!({ key: "x".repeat(200_000) }));
     // Annotations of other programs are skipped. An unread annotation about GPUs could be a condition, so the pod is refused.
     assert_eq!(extender.filter(&annotated("example.com/notes"), &["n1"])["NodeNames"], json!(["n1"]));
     let why = refusal(&extender, &annotated("nvidia.com/nouse-gputype"));

@@ -9,7 +9,7 @@ use crate::placement::DeviceKind;
 use model::claim::PodClaim;
 use model::followed_node::NodeFacts;
 use model::gpu_pod::BoundPod;
-use model::id::{NodeName, ObjectUid, PodRef, PodUid};
+use model::id::{NodeName, ObjectUid, PodUid};
 use model::registered::RegisteredGpu;
 use std::collections::HashMap;
 use std::sync::Arc;

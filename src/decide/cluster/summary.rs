@@ -27,7 +27,7 @@ impl RefusalSummary {
             for (reason, gpus) in node.why.reasons() {
                 if let Some((nodes, all)) = sums.get_mut(reason as usize) {
                     *nodes += 1;
-                    *all += if reason.is_of_node() { 0 } else { usize::from(gpus) };
+                    *all += if node.why.gpus == 0 || reason.is_of_node() { 0 } else { usize::from(gpus) };
                 }
             }
             if let Some(miss) = node.why.nearest

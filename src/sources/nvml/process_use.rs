@@ -8,7 +8,7 @@
 //! use more than the GPU reports for itself.
 
 use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
-use crate::nvml::polled_gpu::{OwnUse, PARTS, PolledGpu};
+use crate::nvml::polled_gpu::{GpuPart, OwnUse, PARTS, PolledGpu};
 use crate::nvml::utilization;
 use model::physical_range::{ImplausibleValue, PhysicalRange};
 use model::process::MAX_GPU_PROCESSES;
@@ -112,8 +112,11 @@ impl UseMeter {
         }
         let since = self.counted;
         let mean = utilization::mean_since(gpu, since, latest);
+        let now_shown = [gpu.sample.utilization, gpu.sample.encoder, gpu.sample.decoder];
         let held = gpu.own.each_mut().map(OwnUse::take);
-        let own = [mean.as_ref().ok().map(|mean| mean.percent).or(held[0]), held[1], held[2]];
+        let mut own: [Option<f64>; PARTS] =
+            std::array::from_fn(|part| held[part].or(now_shown[part].get().map(|percent| percent.0)));
+        own[GpuPart::Whole as usize] = mean.as_ref().ok().map(|mean| mean.percent).or(own[GpuPart::Whole as usize]);
         // Without a sample buffer, the next window begins where a sample may still be being made.
         self.counted = mean.map_or(one_refresh_ago, |mean| mean.newest).max(since);
         if own.iter().all(|part| *part == Some(0.0)) {

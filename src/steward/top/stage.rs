@@ -297,6 +297,7 @@ pub(crate) fn snapshot() -> Snapshot {
         view: head.clone(),
         gpus: view.gpus.iter().map(|gpu| gpus::GpuJson::of(gpu, &names, ages)).collect(),
         gpus_unidentified: unidentified.map(|gpu| gpus::UnidentifiedGpuJson::of(gpu, ages)).collect(),
+        gpus_missing: Vec::new(),
     };
     Snapshot {
         node: node::NodeJson::of(&view, NOW),

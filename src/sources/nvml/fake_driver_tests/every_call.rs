@@ -138,7 +138,7 @@ impl Case {
 }
 
 /// Calls about a whole GPU, for readings that are not in [`GPU_READINGS`].
-const WHOLE: [Case; 29] = [
+const WHOLE: [Case; 28] = [
     case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
         let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
         links.map(|link| (("links", ""), link.nvlinks.absence())).chain(absences!(t.gpu; pci_bus_id)).collect()
@@ -165,8 +165,6 @@ const WHOLE: [Case; 29] = [
     }),
     case(&["nvmlDeviceGetNvLinkRemotePciInfo*"], &[], |t| of_links(t, |link| link.nvlinks.absence())),
     case(&["nvmlDeviceGetFieldValues"], &[], |t| absences_of_links(t, |_| true)),
-    // The use of processes is then compared with the plain calls.
-    case(&["nvmlDeviceGetSamples"], &[], |_| Vec::new()),
     case(&["nvmlDeviceGetPersistenceMode"], &[], |t| absences!(t.sample; persistence)),
     case(&["nvmlDeviceGetComputeRunningProcesses*"], &[], |t| absences!(t.processes; list)),
     case(&["nvmlDeviceGetSerial"], &[], |t| absences!(t.gpu.board; serial)),

@@ -1,6 +1,7 @@
 //! Tests of drivers that lack the newest version of a call, and of GPUs without memory of their own.
 
 use super::{FakeGpu, Harness, Scenario, fake_gpus, of, put};
+use crate::procfs::host_file::tests::meminfo_with;
 use lab::scenario::{MigSlot, ProcessList, process};
 use model::Absence;
 use model::gpu::MemoryKind;
@@ -8,10 +9,10 @@ use model::unit::Bytes;
 
 const GIB: u64 = 1 << 30;
 
-/// What `free -k` reads: 128 GB, of which 100 GB are available.
-const MEMINFO: &str = "MemTotal: 125000000 kB\nMemFree: 1000 kB\nMemAvailable: 97656250 kB\nBuffers: 0 kB\nCached: 0 kB\n\
-    SwapCached: 0 kB\nActive: 0 kB\nInactive: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nDirty: 0 kB\nWriteback: 0 kB\n\
-    AnonPages: 0 kB\nMapped: 0 kB\nSlab: 0 kB\nCommitted_AS: 0 kB\nVmallocTotal: 0 kB\nVmallocUsed: 0 kB\nVmallocChunk: 0 kB\n";
+/// The kernel's file of a host with 128 GB, of which this much is available.
+fn meminfo(available_kb: u64) -> String {
+    meminfo_with(&["MemTotal: 125000000 kB", &format!("MemAvailable: {available_kb} kB")])
+}
 
 #[test]
 fn memory_and_processes_are_read_on_old_drivers() {
@@ -55,7 +56,7 @@ fn mig_instances_are_read_on_a_driver_without_the_newest_calls() {
 fn a_gpu_without_memory_of_its_own_shows_the_memory_of_the_host() {
     let gpu = FakeGpu { processes: vec![process(7, 9 * GIB, 10.0)], ..fake_gpus("GB10", 1) };
     let mut harness = Harness::prepare(of(vec![gpu, fake_gpus("H100", 1)]));
-    put(&harness.path("proc/meminfo"), MEMINFO);
+    put(&harness.path("proc/meminfo"), &meminfo(97_656_250));
     harness.open();
     let sample = harness.sample(0, "the host's memory", |sample| sample.memory_used.get().is_some());
     assert_eq!(sample.memory_used.get(), Some(Bytes((125_000_000 - 97_656_250) * 1024)));
@@ -65,6 +66,6 @@ fn a_gpu_without_memory_of_its_own_shows_the_memory_of_the_host() {
     assert_eq!((gpus[0].memory_total.get(), gpus[0].memory_kind), (Some(Bytes(125_000_000 * 1024)), MemoryKind::Host));
     assert_eq!(gpus[1].memory_kind, MemoryKind::Own);
     // The host has less available now.
-    put(&harness.path("proc/meminfo"), &MEMINFO.replace("97656250", "1000000"));
+    put(&harness.path("proc/meminfo"), &meminfo(1_000_000));
     harness.sample(0, "the new value", |sample| sample.memory_free.get() == Some(Bytes(1_000_000 * 1024)));
 }
