@@ -6,8 +6,8 @@
 //!                                        └──▶ SharedBody: small pieces, until the deadline, or until the copy is taken away
 //! ```
 //!
-//! Bounds: one copy is made at a time, and at most one in [`FRESH`] for each kind; the copies that are in memory have
-//! [`KEPT`] bytes together, or there are two; a reader holds one piece. So the memory does not grow with the number of
+//! Bounds: one copy is made at a time, and at most one in `FRESH` for each kind; the copies that are in memory have
+//! `KEPT` bytes together, or there are two; a reader holds one piece. So the memory does not grow with the number of
 //! readers, nor with the time that they take.
 //!
 //! What must never happen here: a reader that keeps a copy in memory; a copy for each request.
@@ -80,7 +80,7 @@ impl<K> Default for SharedAnswers<K> {
 }
 
 impl<K: Copy + PartialEq + Send + 'static> SharedAnswers<K> {
-    /// The answer of this kind, at most [`FRESH`] old. `make` runs on a thread for blocking work, if it runs; it gets the
+    /// The answer of this kind, at most `FRESH` old. `make` runs on a thread for blocking work, if it runs; it gets the
     /// number of bytes of the last copy. `None` if it panics.
     pub async fn get(&self, kind: K, make: impl FnOnce(usize) -> Vec<u8> + Send + 'static) -> Option<SharedBody> {
         let mut copies = Arc::clone(&self.copies).lock_owned().await;

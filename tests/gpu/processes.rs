@@ -26,7 +26,8 @@ pub(crate) fn compare(record: &mut Record, machine: &Machine, agent: &Agent, loa
     for line in machine.nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")? {
         let [uuid, pid, memory] = line.as_slice() else { return Err(format!("{line:?}").into()) };
         let agents = gpu["processes"]["value"].as_array().into_iter().flatten();
-        let agents = agents.filter(|_| gpu["uuid"] == **uuid).find(|process| process["pid"].to_string() == *pid);
+        let agents =
+            agents.filter(|_| gpu["uuid"] == **uuid).find(|process| process["pid"].as_u64() == pid.parse().ok());
         let held = agents.and_then(|process| process["memory_used_bytes"]["value"].as_f64()).map(|bytes| bytes / MIB);
         let same = match (memory.parse::<f64>().ok(), held) {
             (Some(memory), Some(held)) => (memory - held).abs() <= APART,

@@ -78,7 +78,7 @@ fn buffers(gpu: &Device<'_>, length: Duration) -> Vec<(&'static str, Vec<u64>)> 
         for (place, (_, buffer)) in BUFFERS.iter().enumerate() {
             let seen = stamps.entry(place).or_default();
             let last = seen.last().copied().unwrap_or(0);
-            let Ok(samples) = gpu.samples(buffer.clone(), last) else { continue };
+            let Ok(samples) = gpu.samples(*buffer, last) else { continue };
             let mut newer: Vec<u64> = samples.iter().map(|one| one.timestamp).filter(|at| *at > last).collect();
             newer.sort_unstable();
             newer.dedup();
