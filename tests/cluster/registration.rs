@@ -167,8 +167,9 @@ fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     assert_eq!(allocatable(&bed), 8, "the other plugin still serves");
 
     drop(rival);
-    let agent = bed.agent(&[]);
-    wait_for_all_slots(&bed);
+    let agent = bed.launch(&[]);
+    // The names of the other plugin's devices are those of no GPU, so the pod may have any GPU of the node.
+    agent.logs(&format!("gets no new containers until the pod {}/earlier ends", bed.space.name));
     // The command ends its own container, and kubectl may report that as an error.
     let _ = bed.admin.run(&["exec", "-n", &bed.space.name, "earlier", "--", "sh", "-c", "kill 1"]);
     eventually("its second start", SOON, || {
@@ -178,6 +179,10 @@ fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     agent.logs("a container of an earlier plugin starts");
     assert_eq!(stub(), "1");
     assert_eq!(bed.sh("earlier", "main", "ls /etc/gpu-steward 2>/dev/null; true"), "", "no file of the agent");
+    assert_eq!(allocatable(&bed), 0, "nothing is offered beside it");
+    let _ = bed.admin.run(&["delete", "pod", "earlier", "-n", &bed.space.name, "--now"]).ok();
+    bed.registered(&agent);
+    wait_for_all_slots(&bed);
     let mut pods = Vec::new();
     check_pods(&bed, &Bed::gpus(&agent), &mut pods);
 

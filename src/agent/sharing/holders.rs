@@ -183,7 +183,8 @@ impl HolderSources {
         for (gpu, pod) in now.iter().filter(|(gpu, pod)| self.taken.get(*gpu) != Some(*pod)) {
             tracing::warn!(
                 gpu_uuid = %gpu, %pod,
-                "a GPU gets no new containers until the pod {pod} ends: another device plugin gave it to the pod, or the pod's                  claim cannot be mapped to a GPU"
+                "a GPU gets no new containers until the pod {pod} ends: another device plugin gave it to the pod, or the pod's \
+                 claim cannot be mapped to a GPU"
             );
         }
         for gpu in self.taken.keys().filter(|gpu| !now.contains_key(*gpu)) {
