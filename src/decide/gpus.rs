@@ -383,6 +383,10 @@ impl GpuStates {
             .find(|state| place.is_some() && state.gpu.pci_bus_id.value().is_some_and(|known| slot(known) == place));
         let gpu = state.as_ref().map(|state| state.gpu.uuid.clone());
         let change = state.and_then(|state| state.record.fell_off(now).map(|change| state.changed(change)));
+        // The driver repeats the line at each access to the GPU.
+        if gpu.is_some() && change.is_none() {
+            return Vec::new();
+        }
         let said = NodeEvent::GpuFellOff { gpu, pci_bus_id: Arc::clone(pci_bus_id) };
         std::iter::once(said).chain(change).collect()
     }

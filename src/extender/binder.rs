@@ -112,12 +112,17 @@ impl Binder {
         }
     }
 
+    /// Why this extender does not know which GPUs are free, if its watches do not work.
+    pub(super) fn blind(&self) -> Option<String> {
+        blind(&self.watches)
+    }
+
     /// The result of this order; starts the order if it is not in progress.
     fn begin(self: &Arc<Self>, uid: &PodUid, node: &NodeName) -> Result<watch::Receiver<ReportedResult>, String> {
         let mut orders = self.orders.lock();
         // An order in progress was decided while the watches worked.
         if !orders.contains_key(uid)
-            && let Some(why) = blind(&self.watches)
+            && let Some(why) = self.blind()
         {
             return Err(why);
         }

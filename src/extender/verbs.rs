@@ -176,10 +176,12 @@ impl Verbs {
     pub(super) fn preempt(&self, body: &[u8]) -> Result<String, BadQuestion> {
         let question = extender::decode_preemption(body).map_err(|why| why.to_string())?;
         let ExtenderPreemptionArgs { pod, nodes } = question;
-        let (kept, text): (Vec<NodeVictims<'_>>, String) = match self.asked(&pod) {
-            Asked::Nothing => (nodes, "no GPU is requested: kube-scheduler decides alone".to_owned()),
-            Asked::Refused(why) => (Vec::new(), why),
-            Asked::Gpus(request) => {
+        let (kept, text): (Vec<NodeVictims<'_>>, String) = match (self.asked(&pod), self.binder.blind()) {
+            // Pods would be evicted for a pod that is not bound.
+            (Asked::Gpus(_), Some(why)) => (Vec::new(), why),
+            (Asked::Nothing, _) => (nodes, "no GPU is requested: kube-scheduler decides alone".to_owned()),
+            (Asked::Refused(why), _) => (Vec::new(), why),
+            (Asked::Gpus(request), None) => {
                 let victims: Vec<(&str, &[PodUid])> = nodes.iter().map(|node| (&*node.node, &node.pods[..])).collect();
                 match self.cluster.preempt(&request, pod.nominated.as_ref(), &victims) {
                     PreemptVerdict::Waits(node) => {

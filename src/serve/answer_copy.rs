@@ -27,8 +27,9 @@ const FRESH: Duration = Duration::from_millis(800);
 /// Most bytes of copies that are in memory, as long as there are more than [`LEAST`]. With 1,000 nodes of 8 GPUs a copy
 /// has 8 MiB.
 const KEPT: usize = 16 << 20;
-/// The newest copies that are in memory whatever their size: a reader has at least [`FRESH`] before its copy is taken away.
-const LEAST: usize = 2;
+/// The newest copies that are in memory whatever their size, for two kinds that are asked for in turn: a reader has at least
+/// [`FRESH`] before its copy is taken away.
+const LEAST: usize = 4;
 /// Bytes of one piece. Every reader may hold one, and hyper's buffer as much again.
 const PIECE: usize = 16 << 10;
 /// Time for a reader to take the whole answer. Prometheus gives up after 10 s by default.

@@ -57,9 +57,6 @@ pub enum NotAPod {
     /// A name that Kubernetes would not accept.
     #[error("{0} is missing, too long, or has control characters")]
     Text(&'static str),
-    /// The time of deletion cannot be read.
-    #[error("metadata.deletionTimestamp is not a time")]
-    Time,
 }
 
 /// Reads one pod.
@@ -89,14 +86,19 @@ pub fn decode_text(json: &str, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> 
     Ok(Pod { bytes: size(json.as_bytes()), ..pod(raw, label_keys)? })
 }
 
-/// The length of a JSON text in which each escaped character counts as one byte. Escapes are counted only where that may
+/// The length of a JSON text in which each escaped character counts as what is stored of it: one byte, or the three of a
+/// character that Go escapes as `\u2028`. Escapes are counted only where that may
 /// matter.
 fn size(json: &[u8]) -> u32 {
     let (mut rest, mut size) = (json, json.len());
     while let Some(at) = rest.iter().position(|byte| *byte == b'\\').filter(|_| json.len() > MAX_POD) {
         // `\n` or `\u000a`.
-        let more = if rest.get(at + 1) == Some(&b'u') { 5 } else { 1 };
-        size -= more.min(rest.len() - at - 1);
+        let (more, stored) = match rest.get(at + 1..at + 4) {
+            Some(b"u00") => (5, 1),
+            Some([b'u', ..]) => (5, 3),
+            _ => (1, 1),
+        };
+        size -= (more + 1 - stored).min(rest.len() - at - 1);
         rest = rest.get(at + more + 1..).unwrap_or_default();
     }
     u32::try_from(size).unwrap_or(u32::MAX)
@@ -116,10 +118,9 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         owner_references,
     } = metadata;
     let uid = PodUid::parse(&uid)?;
-    let deleted_at = match deletion_timestamp {
-        Some(text) => Some(timestamp::rfc3339(&text).ok_or(NotAPod::Time)?),
-        None => None,
-    };
+    // A grace period without a bound can give a time before 1970. Such a pod is being deleted, and it must not be unreadable:
+    // its owner could keep a node closed with it.
+    let deleted_at = deletion_timestamp.map(|text| timestamp::rfc3339(&text).unwrap_or_default());
     let Annotations { kept, left_out, system_left_out, bytes, mirror_of } = annotations.0;
     let controller = owner_references.0.iter().find(|owner| owner.controller == Some(true));
     let is_of_node = controller.is_some_and(|owner| owner.kind == "Node" && owner.api_version == "v1");

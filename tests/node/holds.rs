@@ -128,13 +128,15 @@ fn members_of_a_gang_hold_their_places_until_bind_next_filter_or_deletion() {
             member
         })
         .collect();
-    // kube-scheduler lets the members wait for each other (Permit). Each member is expected on its own node, and no member fits
-    // the node of another.
+    // kube-scheduler lets the members wait for each other (Permit). Each member gets one node, on which it is expected, and no
+    // member fits the node of another.
     let mut places: Vec<&str> = Vec::new();
     for member in &gang {
-        let free: Vec<&str> = nodes.into_iter().filter(|name| !places.contains(name)).collect();
-        assert_eq!(fitting(&extender, member, &nodes), json!(free));
-        places.push(free[0]);
+        let answer = fitting(&extender, member, &nodes);
+        let place = nodes.into_iter().find(|name| answer == json!([name]));
+        let place =
+            place.filter(|place| !places.contains(place)).unwrap_or_else(|| panic!("{answer} after {places:?}"));
+        places.push(place);
     }
     let mut more = pod(&server, 9, WHOLE);
     more["metadata"]["labels"] = json!({ "scheduling.x-k8s.io/pod-group": "train" });

@@ -33,7 +33,7 @@ impl Sharing {
             self.status.write_on_node(EventType::Warning, "CdiMissing", note);
         }
         self.allocator.set_tickets_lost(now.lost);
-        self.allocator.close(!now.works());
+        self.allocator.close(!now.works() || self.allocator.unreadable_specs().is_some());
         self.publish_list();
         self.check_all_by_ticket();
     }

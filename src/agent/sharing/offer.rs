@@ -103,6 +103,8 @@ impl DeviceOffer {
     /// Gives the allocator the current devices. Does not mark the sources as unchanged.
     pub(super) fn preview(&self, allocator: &mut NodeAllocator) {
         let view = Arc::clone(&self.sources.view.borrow());
+        allocator.is_without_records();
+        allocator.whole_gpus_are(devices::whole(&view));
         allocator.set_devices(devices::of(&view, &self.config, &self.split_counts));
         allocator.set_cordoned(devices::cordoned(&view, &self.sources.cordoned.borrow()));
     }

@@ -315,8 +315,10 @@ impl Sharing {
         let unreadable = self.allocator.unreadable_specs();
         self.counts
             .host_lacks(unreadable.map(|why| format!("no container with a GPU can start: {why}").into()).or(lacks));
-        self.allocator.whole_gpus_are(devices::whole(&view));
-        let changed = self.allocator.set_devices(devices);
+        let closes = !self.cdi.works() || self.allocator.unreadable_specs().is_some();
+        let mut changed = self.allocator.close(closes);
+        changed |= self.allocator.whole_gpus_are(devices::whole(&view));
+        changed |= self.allocator.set_devices(devices);
         self.holders.note_taken(&self.allocator);
         if self.allocator.set_cordoned(cordoned) || changed {
             self.publish_list();

@@ -21,12 +21,27 @@ pub(super) struct SeenDevices {
     offered: BTreeSet<GpuUuid>,
     /// The GPUs that the driver lists and that are known not to be divided into MIG instances, offered or not.
     whole: BTreeSet<GpuUuid>,
+    /// The records of earlier processes are not read yet, so that a device without a record may have been here.
+    without_records: bool,
 }
 
 impl NodeAllocator {
-    /// Sets the GPUs that the driver lists and that are known not to be divided into MIG instances, offered or not.
-    pub fn whole_gpus_are(&mut self, gpus: BTreeSet<GpuUuid>) {
+    /// Sets the GPUs that the driver lists and that are known not to be divided into MIG instances, offered or not. Returns
+    /// whether the kubelet's list of slots changes.
+    pub fn whole_gpus_are(&mut self, gpus: BTreeSet<GpuUuid>) -> bool {
+        if gpus == self.seen.whole {
+            return false;
+        }
+        let before = self.list();
         self.seen.whole = gpus;
+        self.find_taken();
+        self.list() != before
+    }
+
+    /// For a list of slots that is made before the records of earlier processes are read: a claim on a device without a record
+    /// takes nothing then.
+    pub fn is_without_records(&mut self) {
+        self.seen.without_records = true;
     }
 
     /// Remembers the devices that are offered now.
@@ -63,7 +78,8 @@ impl NodeAllocator {
             ids.iter().filter_map(|id| Slot::parse(id)).any(|slot| slot.device == *device)
         };
         let in_files = || self.claims.in_limits_files.values().flatten().any(|share| share.device == *device);
-        self.seen.offered.contains(device)
+        self.seen.without_records
+            || self.seen.offered.contains(device)
             || self.seen.whole.contains(device)
             || in_files()
             || self.tickets.iter().any(|issued| of_ids(&issued.ids))

@@ -189,6 +189,8 @@ impl ClusterState {
         let comes_back = self.pending.contains_key(&request.uid) || self.unbound.has(&request.uid);
         let most = match self.rules.node_choice {
             NodeChoice::Extender => 1,
+            // The next member must see where this one goes.
+            NodeChoice::Scheduler if request.gang.is_some() && !comes_back => 1,
             NodeChoice::Scheduler if request.prefers_nodes || comes_back => usize::MAX,
             NodeChoice::Scheduler => self.rules.answered_nodes.most(asked),
         };

@@ -280,7 +280,11 @@ impl NodeClaims {
             return None;
         }
         let listed = |device: &GpuUuid| self.devices.devices.iter().any(|one| one.uuid == *device);
-        let withdrawn = |device| self.agent.as_ref().is_some_and(|link| link.report.withdrawn.contains(device));
+        // The agent knows a device that it reports, also one that is divided into instances.
+        let withdrawn = |device| {
+            let report = self.agent.as_ref().map(|link| &link.report);
+            report.is_some_and(|report| report.withdrawn.contains(device) || report.gpus.contains_key(device))
+        };
         // A reservation is for devices that this leader has seen in the register.
         let holds = |uid: &&PodUid| self.ledger.get(uid).is_some_and(|claim| claim.state != ClaimState::Assumed);
         let unlisted = self.ledger.devices().filter(|device| !listed(device));

@@ -40,9 +40,22 @@ impl MemoryParts {
 /// Reads the memory of a GPU into its sample.
 pub(super) fn read(gpu: &mut PolledGpu, procfs: &Path, at: Monotonic) {
     let answer = gpu.asker.ask("memory", || raw::memory(&gpu.known.device));
-    let (answer, kind) = or_host(answer, procfs);
+    // A GPU with memory of its own that refuses the call once has no memory to show then, and not the host's.
+    let (answer, kind) = match gpu.known.gpu.memory_kind {
+        MemoryKind::Host => or_host(answer, procfs),
+        MemoryKind::Own | MemoryKind::OwnWithReserved => own(answer),
+    };
     let MemoryParts { used, reserved, free } = parts(&mut gpu.asker, answer, kind, at);
     (gpu.sample.memory_used, gpu.sample.memory_reserved, gpu.sample.memory_free) = (used, reserved, free);
+}
+
+/// The answer of the driver, and what the values mean.
+fn own(answer: Result<raw::Memory, Absence>) -> (Result<raw::Memory, Absence>, MemoryKind) {
+    let kind = match &answer {
+        Ok(memory) if memory.reserved.is_none() => MemoryKind::OwnWithReserved,
+        _ => MemoryKind::Own,
+    };
+    (answer, kind)
 }
 
 /// The answer of the driver, or the host's memory if the GPU has none of its own, and what the values mean.
@@ -51,12 +64,11 @@ pub(super) fn or_host(
     procfs: &Path,
 ) -> (Result<raw::Memory, Absence>, MemoryKind) {
     match answer {
-        Ok(memory) if memory.reserved.is_none() => (Ok(memory), MemoryKind::OwnWithReserved),
         Err(Absence::NotSupported) => match of_host(procfs) {
             Some(memory) => (Ok(memory), MemoryKind::Host),
             None => (Err(Absence::NotSupported), MemoryKind::Own),
         },
-        answer => (answer, MemoryKind::Own),
+        answer => own(answer),
     }
 }
 

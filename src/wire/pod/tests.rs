@@ -237,9 +237,18 @@ fn the_fields_that_identify_a_pod_must_be_present_and_valid() {
     assert!(with("/metadata/name", json!("")).starts_with("metadata.name is missing"));
     assert!(with("/metadata/name", json!("a\u{7}b")).starts_with("metadata.name"));
     assert!(with("/metadata/namespace", json!("n".repeat(254))).starts_with("metadata.namespace"));
-    assert!(with("/metadata/deletionTimestamp", json!("soon")).contains("not a time"));
     assert!(with("/spec/containers", json!("none")).starts_with("not the JSON of a pod"));
     assert!(read(&json!([])).is_err() && decode(b"\xff").is_err() && decode(b"").is_err());
+}
+
+/// `kubectl delete --grace-period=10000000000` gives such a time.
+#[test]
+fn a_pod_whose_deletion_time_cannot_be_read_is_being_deleted() {
+    for time in ["1759-02-28T10:00:00Z", "soon", ""] {
+        let mut pod = whole();
+        pod["metadata"]["deletionTimestamp"] = json!(time);
+        assert!(read(&pod).unwrap().deleted_at.is_some(), "{time}");
+    }
 }
 
 #[test]
@@ -341,6 +350,11 @@ fn the_size_of_a_pod_counts_an_escaped_character_as_one_byte() {
     let beside = large("y".repeat(2 << 20)) - (2 << 20);
     // JSON has six bytes for each of them.
     assert_eq!(large("\u{1}".repeat(1 << 20)), beside + (1 << 20));
+    // Go writes this character as six bytes; three are stored.
+    let mut value = whole();
+    value["spec"]["x"] = "§".repeat(1 << 20).into();
+    let text = value.to_string().replace('§', r"\u2028");
+    assert_eq!(decode_text(&text, &[]).unwrap().bytes as usize, beside + 3 * (1 << 20));
     // A text that looks like an escape.
     assert_eq!(large(r"\u".repeat(3 << 18)), beside + (3 << 19));
 }
