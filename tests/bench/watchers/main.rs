@@ -15,6 +15,8 @@ use apiserver::follow::{FollowListener, Follower};
 use apiserver::kind::AllPods;
 use apiserver::store::{Delta, Store};
 use apiserver::{ApiConnection, ApiError};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
 use model::id::PodUid;
 use model::pod::Pod;
 use std::process::{Command, ExitCode};
@@ -107,7 +109,10 @@ fn main() -> ExitCode {
             Follower::new(connection(port()).await, AllPods::default(), listener).run().await;
         }),
         Some("kube") => runtime.block_on(async {
-            kube_watcher::follow(connection(port()).await.client, number(2).expect("a number of pods")).await;
+            let kubeconfig = Kubeconfig::read_from(kubeconfig(port())).expect("a kubeconfig");
+            let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            let client = Client::try_from(config.expect("a configuration")).expect("a client");
+            kube_watcher::follow(client, number(2).expect("a number of pods")).await;
         }),
         _ => {
             let pods = number(0).unwrap_or(PODS);
