@@ -4,6 +4,7 @@
 //! What must never happen here: a bound that real hardware reaches within the next generations. Bounds are a few times
 //! the largest known value.
 
+use crate::Absence;
 use crate::sample_value::{BaseUnits, SampleValue};
 
 /// The range of one reading, in base units. A number outside it, or one that is not a number, is not a reading.
@@ -171,6 +172,21 @@ impl PhysicalRange {
     #[must_use]
     pub fn within(self, most: impl BaseUnits) -> PhysicalRange {
         PhysicalRange { most: self.most.min(number(most)), ..self }
+    }
+
+    /// The answer, if its value is in the range; `note` takes any other value.
+    ///
+    /// # Errors
+    /// Why there is no answer, or [`Absence::Implausible`].
+    pub fn accept<T: BaseUnits + Copy>(
+        self,
+        answer: Result<T, Absence>,
+        note: impl FnOnce(ImplausibleValue),
+    ) -> Result<T, Absence> {
+        self.check(answer?).map_err(|value| {
+            note(value);
+            Absence::Implausible
+        })
     }
 
     /// The value, if it is in the range.

@@ -75,10 +75,7 @@ impl<'a> PollRound<'a> {
         range: PhysicalRange,
         answer: Result<T, Absence>,
     ) -> Result<T, Absence> {
-        range.check(answer?).map_err(|value| {
-            self.implausible.push(value);
-            Absence::Implausible
-        })
+        range.accept(answer, |value| self.implausible.push(value))
     }
 
     /// The impossible values so far.

@@ -175,10 +175,7 @@ impl GpuCaller {
         range: PhysicalRange,
         answer: Result<T, Absence>,
     ) -> Result<T, Absence> {
-        range.check(answer?).map_err(|value| {
-            self.count_implausible(value);
-            Absence::Implausible
-        })
+        range.accept(answer, |value| self.count_implausible(value))
     }
 
     /// Counts a value outside the range of its reading, and logs the first one of each reading.
