@@ -6,7 +6,6 @@ use lab::eventually::eventually;
 use lab::http;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 /// One attack after the other on one cluster of three nodes.
 #[test]
@@ -80,28 +79,38 @@ fn check_named_nodes(placed: &Placed) {
         placed.pods().iter().filter_map(|pod| Some(pod["spec"]["nodeName"].as_str()?.into())).collect();
     let names = nodes["items"].as_array().expect("a list").iter().filter_map(|node| node["metadata"]["name"].as_str());
     let names: Vec<&str> = names.filter(|name| used.iter().any(|used| used == name)).collect();
-    // The agents have reported that they refuse such pods.
-    std::thread::sleep(Duration::from_secs(3));
     let mut made = 0;
     // Each takes one of the 40 slots of its node.
-    for _ in 0..10 {
+    let round = |made: &mut usize| {
         for name in &names {
             let mut hand = pod(&format!("hand-{made}"), &json!({}));
             hand["spec"]["nodeName"] = (*name).into();
             create(placed, &[hand]);
-            made += 1;
+            *made += 1;
         }
+    };
+    // An agent that refuses such a pod reports with its next report that it does, and the report opens the node.
+    round(&mut made);
+    all_refused(placed, made);
+    eventually("open nodes", SETTLED, || (placed.closed_nodes() == Some(0)).then_some(()));
+    for _ in 0..10 {
+        round(&mut made);
         assert_eq!(placed.closed_nodes(), Some(0), "after {made} pods");
     }
     create(placed, &[pod("last", &json!({}))]);
     placed.run("app=last", 1);
+    all_refused(placed, made);
+    let by_hand = |pod: &&Value| pod["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("hand-"));
+    let pods = placed.pods();
+    assert!(pods.iter().filter(by_hand).all(|pod| pod["status"]["phase"] != "Running"), "{pods:#?}");
+}
+
+/// Waits until this number of pods has an event that says why it is not started.
+fn all_refused(placed: &Placed, count: usize) {
     eventually("the agents' refusals", SETTLED, || {
         let events = placed.admin.get(&["events", "-n", &placed.space.name, "--field-selector", "reason=NotPlaced"]);
         let about = |event: &Value| event["involvedObject"]["name"].as_str().map(str::to_owned);
         let pods: BTreeSet<String> = events["items"].as_array()?.iter().filter_map(about).collect();
-        (pods.len() == made).then_some(())
+        (pods.len() == count).then_some(())
     });
-    let by_hand = |pod: &&Value| pod["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("hand-"));
-    let pods = placed.pods();
-    assert!(pods.iter().filter(by_hand).all(|pod| pod["status"]["phase"] != "Running"), "{pods:#?}");
 }
