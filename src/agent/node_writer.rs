@@ -171,18 +171,24 @@ impl Announcing {
         }
     }
 
-    /// The register annotation. `None` before the first answer about GPUs: at that time it is not known whether the
-    /// node has GPUs.
+    /// The register annotation. `None` before the first answer about GPUs, because it is not known whether the node has GPUs,
+    /// and before this agent's plugin has slots.
     fn register(&mut self) -> Option<Arc<str>> {
         let view = Arc::clone(&self.view.borrow_and_update());
         if !answered(&view) {
             return None;
         }
+        let offered = devices::of(&view, &self.config, &self.split_counts);
+        // Until this agent serves the kubelet, it does not know what others hold. An agent that it follows may know, and its
+        // register must stay.
+        if view.plugin.as_ref().is_some_and(|plugin| plugin.slots.is_empty()) && !offered.is_empty() {
+            return None;
+        }
         // Schedulers must not place pods on a GPU that another owner holds.
         let slots = view.plugin.iter().flat_map(|plugin| plugin.slots.iter());
         let taken: BTreeSet<&GpuUuid> = slots.filter(|slots| slots.taken).map(|slots| &slots.device).collect();
-        let offered = devices::of(&view, &self.config, &self.split_counts).into_iter();
         let gpus: Vec<RegisteredGpu> = offered
+            .into_iter()
             .map(|device| RegisteredGpu {
                 healthy: device.healthy && !taken.contains(&device.device),
                 ..registered(device)
