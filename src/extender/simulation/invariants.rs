@@ -35,6 +35,8 @@ const ON_THE_WAY: u64 = 15 * SECOND;
 #[derive(Clone, Debug)]
 struct Written {
     process: u64,
+    /// The number of the binding that was carried out.
+    number: u64,
     version: u64,
     epoch: u64,
     node: String,
@@ -143,14 +145,13 @@ impl Invariants {
         let order = (body["target"]["name"].as_str().unwrap_or_default().to_owned(), annotation(ALLOCATED));
         let version = body["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
         let stored = etcd.objects(Kind::Pods).values().find(|stored| stored.pod().uid == uid);
+        let bound = self.bound.get(&uid).map(|written| written.number);
         // It was carried out, or may be: the API server refuses a write for another version than the pod has.
-        let open = |sent: &&SentOrder| {
-            stored.is_some_and(|stored| {
-                stored.version.to_string() == sent.version || stored.pod().node.as_ref() == Some(&sent.order.0)
-            })
+        let open = |(number, sent): &(&u64, &SentOrder)| {
+            stored.is_some_and(|stored| stored.version.to_string() == sent.version || bound == Some(**number))
         };
         let before = self.orders.entry((process, uid.clone())).or_default();
-        if let Some(before) = before.values().filter(open).find(|before| before.order != order) {
+        if let Some((_, before)) = before.iter().filter(open).find(|(_, before)| before.order != order) {
             return Err(format!("extender-{process} has written {before:?} for {uid} and now writes {order:?}"));
         }
         if version.is_empty() {
@@ -222,7 +223,7 @@ impl Invariants {
         machines: &[Machine],
     ) -> Result<(), String> {
         let node = bound.pod.node.clone().unwrap_or_default();
-        let written = Written { process, version: bound.version, epoch: bound.epoch, node: node.clone() };
+        let written = Written { process, number, version: bound.version, epoch: bound.epoch, node: node.clone() };
         self.bound.insert(bound.pod.uid.clone(), written);
         let sent = self.sent.get(&number).copied().unwrap_or(0);
         self.epoch_is_new(process, sent, bound, etcd)?;
