@@ -178,8 +178,8 @@ pub enum Topology {
 }
 
 impl Topology {
-    /// Whether a policy of the topology manager, by the kubelet's name for it, aligns devices; `None` for an unknown
-    /// name.
+    /// Whether the topology manager aligns devices under the policy of this name, which is the kubelet's name for it.
+    /// `None` for an unknown name.
     pub fn of_policy(name: &str) -> Option<Topology> {
         match name {
             "none" => Some(Topology::None),

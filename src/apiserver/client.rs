@@ -30,12 +30,12 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// The same for a list or the start of a watch: a server with ten thousand nodes takes seconds for a list from its
 /// cache.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
-/// Time limit for a whole page of a list: the largest one over a line of 3 Mbit/s.
+/// Time limit for a whole page of a list: enough for the largest page at 3 Mbit/s.
 const PAGE_WITHIN: Duration = Duration::from_secs(120);
 /// Largest answer about one object: as large as in a watch.
 const MAX_OBJECT: usize = MAX_LINE;
-/// Largest page of a list: 500 pods of twice their usual size. One object of the largest size fits, so a list can be
-/// read to its end whatever its objects have. Two pages may be in memory at once.
+/// Largest page of a list: 500 pods of twice their usual size. One object of the largest size fits, so every list can
+/// be read to its end, whatever the size of its objects. Two pages may be in memory at once.
 pub(crate) const MAX_PAGE: usize = 16 << 20;
 /// Largest list in one piece: the 1,000 pods of a full node with twice their usual size.
 const MAX_LIST: usize = 32 << 20;

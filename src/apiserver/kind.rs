@@ -41,7 +41,7 @@ pub trait Followed:
     fn version_of(object: &Self::Object) -> Option<u64>;
     /// When it was created.
     fn created_of(object: &Self::Object) -> Option<WallTime>;
-    /// Whether it matters less than the others where there are too many: it holds nothing.
+    /// Whether it is left out first if there are too many objects, because it holds nothing.
     fn holds_nothing(object: &Self::Object) -> bool;
     /// Its place in the order in which the objects arrived.
     fn arrival(object: &Self::Object) -> Option<Arrival>;

@@ -53,8 +53,8 @@ fn get(address: SocketAddr, path: &str, accept: &str) -> String {
     ask().unwrap_or_default()
 }
 
-/// Scrapes a node every second. `/metrics` also has the names of dcgm-exporter and of `/metrics/gpu`. Prometheus also
-/// scrapes and parses the separate paths of these names, but drops those series, because they would count twice. The
+/// Scrapes a node every second. `/metrics` already contains the series of `/metrics/dcgm` and `/metrics/gpu`.
+/// Prometheus scrapes and parses these two paths too, but drops their series, which would otherwise count twice. The
 /// target labels name the agent's own pod, as service discovery sets them. The jobs `kubelet` and `kube-state-metrics`
 /// have `honor_labels`; the recording rules join with the pod list of kube-state-metrics.
 fn scraping(node: SocketAddr) -> Prometheus {

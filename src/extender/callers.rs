@@ -219,7 +219,7 @@ impl Callers {
     pub(super) async fn keep_fresh(self: Arc<Self>, stop: CancellationToken) {
         loop {
             self.read_keys(Duration::ZERO).await;
-            // Without the keys no agent can report, and without this extender's own token no call is passed on, so try
+            // Without the keys no agent can report, and without this extender's own token no call is forwarded, so try
             // again soon.
             let pause = if self.missing().is_empty() { REFRESH } else { AGAIN };
             tokio::select! {

@@ -47,7 +47,7 @@ impl Decisions {
     /// The decisions about this pod (`namespace/name` or UID), or all; the newest first.
     ///
     /// # Errors
-    /// None is kept about this pod: why, as a sentence.
+    /// A sentence, if no decision about this pod is kept.
     pub(super) fn about(&self, pod: Option<&str>) -> Result<DecisionsJson, String> {
         let kept = self.kept.lock();
         let asked = |decision: &&Decision| {

@@ -1,5 +1,5 @@
-//! The metrics of HAMi's scheduler that say something here, with its names, labels and units, at `/metrics/hami`: a path
-//! of its own, because they are a dozen lines for each GPU of the cluster.
+//! The metrics of HAMi's scheduler that have a value here, with HAMi's names, labels and units. They have their own
+//! path, `/metrics/hami`, because they are a dozen lines for each GPU of the cluster.
 
 use super::locked_cluster::{ClaimedShare, ScheduledDevice};
 use model::sample_value::SampleValue;
@@ -68,7 +68,7 @@ pub(super) fn render(
     text
 }
 
-/// Absent where the GPU offers none.
+/// Absent if the GPU offers nothing of this kind.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a GPU are far below 2^53")]
 fn ratio(part: u64, whole: u64) -> Option<SampleValue> {
     (whole > 0).then(|| SampleValue::Real(part as f64 / whole as f64))

@@ -15,7 +15,7 @@
 //!                                 the cluster's state behind one lock; what the watches of pods and Nodes feed into it, and
 //!                                 whether they run
 //!   leadership own_mark           who decides now; whether this process has seen everything that was written before
-//!   verbs port proxy plain_pods   kube-scheduler's questions; passed on to the leader where this process is not it
+//!   verbs port proxy plain_pods   kube-scheduler's calls; forwarded to the leader if another process leads
 //!   binder eviction               writes bindings and evictions at the API server
 //!   events closings closing_pace  events on pods and Nodes, and how often
 //!   decisions explain             the last decisions, for /api/v1/decisions
@@ -30,7 +30,8 @@
 //!   simulation planted            a simulated cluster, and the mistakes that it must find
 //! ```
 //!
-//! Only the leader decides and writes; another extender passes questions on to it, or answers 503 and names it.
+//! Only the leader decides and writes. Any other extender forwards calls to the leader, or answers 503 and names the
+//! leader.
 
 pub mod settings;
 mod planted;
@@ -113,7 +114,8 @@ const HEAP_SAMPLES: usize = 19;
 const BLOCKING: usize = 4;
 /// Calls to the API server about the Lease for which the renew deadline has time, even if none of them gets an answer.
 const CALLS: u32 = 3;
-/// Open files beside the connections of agents: those of kube-scheduler, of watches and other calls at the API server, and files.
+/// Open files in addition to the connections of agents: connections of kube-scheduler, watches and other calls to the
+/// API server, and files.
 const OTHER_FILES: u64 = 512;
 
 /// Runs the extender until it must stop. `requests` says how the amounts in pods become requests. An error at the start goes

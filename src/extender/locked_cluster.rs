@@ -138,8 +138,9 @@ impl LockedCluster {
         take_over(&mut cluster, pod, shown);
     }
 
-    /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and in order. The
-    /// watch may show the end of the pod while this waits for the lock, so this is checked behind the lock.
+    /// Takes over a pod that was read by its name. Does nothing if the watch has shown the pod, because the watch is as
+    /// new and shows changes in order. The check is made under the lock: the watch may show the end of the pod while
+    /// this call waits for the lock.
     pub(super) fn pod_was_read(&self, pod: &Pod) {
         let shown = self.shown(pod);
         let mut cluster = self.cluster.lock();
@@ -386,7 +387,7 @@ impl LockedCluster {
         self.cluster.lock().agent_changes(node, id, change, now)
     }
 
-    /// An agent has sent a beat.
+    /// An agent has sent a heartbeat.
     pub(super) fn agent_beats(&self, node: &NodeName, id: StreamId, now: Monotonic) -> Result<(), ReportRefusal> {
         self.cluster.lock().agent_beats(node, id, now)
     }
@@ -489,7 +490,8 @@ impl LockedCluster {
         (devices, shares)
     }
 
-    /// Looks at all nodes, in steps between which others use the state: the filter must not wait for a scrape.
+    /// Visits all nodes in steps, and releases the lock between two steps: a filter call must not wait for a whole
+    /// scrape.
     fn walk(&self, mut look: impl FnMut(&ClusterState, &NodeClaims)) {
         let names = self.cluster.lock().node_names();
         let names: Vec<NodeName> = names.iter().cloned().collect();

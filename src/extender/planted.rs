@@ -18,7 +18,7 @@ pub(super) enum PlantedMistake {
     WrittenMarkIsSeen,
     /// A leader decides although its term is over by its own clock.
     EndlessTerm,
-    /// An epoch on a pod does not raise the own one.
+    /// An epoch on a pod does not raise this process's own epoch.
     EpochRepeats,
     /// A reservation is released when kube-scheduler gets no answer in time.
     ReleaseAtDeadline,
@@ -41,7 +41,7 @@ pub(super) enum PlantedMistake {
     ForgottenInitContainer,
     /// A pod that holds GPUs without a claim does not close its node.
     UnknownClaimIgnored,
-    /// The end of an agent's stream is taken for that of the newest one.
+    /// The end of an agent's older stream counts as the end of its newest stream.
     OldEndClosesNewStream,
     /// The end of an agent's stream closes nothing.
     StreamEndUnseen,
@@ -51,7 +51,7 @@ pub(super) enum PlantedMistake {
     ProcessesIgnored,
     /// A GPU of which an agent has no list of processes counts as one without processes.
     NoListIsEmpty,
-    /// A leader that leads no longer keeps what agents have reported to it.
+    /// An extender that no longer leads keeps what agents have reported to it.
     ReportsOutliveTerm,
 }
 

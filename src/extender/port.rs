@@ -44,7 +44,7 @@ const LARGE_AT_ONCE: usize = 4;
 const HERE: &str =
     "the verbs and decisions of the extender are for callers on this machine: run kube-scheduler in the same pod.";
 
-/// The paths beside the verbs.
+/// The paths that are not verbs.
 const PATHS: [&str; 6] = ["/healthz", "/readyz", "/leadz", "/metrics", "/metrics/hami", "/api/v1/decisions"];
 
 /// The limits of the connections. kube-scheduler keeps one connection for its filter calls and one for each bind under way.
@@ -64,7 +64,7 @@ pub(super) struct ExtenderPort {
     measures: Arc<Measures>,
     watches: [Arc<WatchHealth>; 2],
     connections: Arc<ConnectionCounts>,
-    /// `None` if this extender passes no calls on.
+    /// `None` if this extender forwards no calls.
     proxy: Option<Arc<LeaderProxy>>,
     /// `None` if it serves no agents.
     streams: Option<(StreamScrape, StreamReadiness)>,
@@ -77,7 +77,7 @@ pub(super) struct ExtenderPort {
     here: Access,
 }
 
-/// The parts of the TLS port that it needs to answer anyone.
+/// The parts of the TLS port that must be ready before it can answer a caller.
 #[derive(Debug)]
 pub(super) struct StreamReadiness {
     pub(super) certificate: Arc<PortCertificate>,
@@ -113,7 +113,7 @@ impl ExtenderPort {
         }
     }
 
-    /// The same with streams of agents, and with a way to the leader.
+    /// The same port, with the streams of agents and a proxy to the leader.
     pub(super) fn with_streams(
         mut self,
         streams: (StreamScrape, StreamReadiness),
@@ -123,7 +123,7 @@ impl ExtenderPort {
         self
     }
 
-    /// Answers a call that another extender has passed on. It is never passed on again.
+    /// Answers a call that another extender has forwarded. It is never forwarded again.
     pub(super) async fn passed_on(&self, request: Request<Incoming>) -> Answer {
         match verb_of(&request) {
             Some(verb) => self.verb(verb, request, false).await,
@@ -154,7 +154,7 @@ impl ExtenderPort {
             return answer;
         }
         let bytes = if verb == Verb::Bind { MAX_BINDING_ARGS } else { MAX_EXTENDER_ARGS };
-        // It is held until the answer is made.
+        // The permit is held until the answer is made.
         let Ok(_large) = self.room_for(&request).await else {
             self.measures.unanswered(verb);
             return text(
@@ -200,7 +200,7 @@ impl ExtenderPort {
         Ok(permit.ok())
     }
 
-    /// Passes a call on to the leader.
+    /// Forwards a call to the leader.
     async fn pass_on(&self, verb: Verb, proxy: &LeaderProxy, leader: &Arc<str>, body: Bytes) -> Answer {
         match proxy.ask(leader, verb, body).await {
             Ok((status, content, body)) => {
@@ -299,7 +299,7 @@ impl ExtenderPort {
         answer
     }
 
-    /// The answer to a request that is no verb.
+    /// The answer to a request that calls no verb.
     async fn other(&self, request: &Request<Incoming>) -> Answer {
         let path = request.uri().path();
         let known = PATHS.contains(&path);

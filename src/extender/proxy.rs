@@ -1,8 +1,7 @@
-//! Passes kube-scheduler's calls on to the leader, so that each kube-scheduler can call the extender on its own
-//! machine.
+//! Forwards kube-scheduler's calls to the leader, so that each kube-scheduler can call the extender on its own machine.
 //!
-//! What must never happen here: a call is passed on twice (the leader's TLS port passes no call on); a call waits
-//! longer than kube-scheduler does.
+//! What must never happen here: a call is forwarded twice (the leader's TLS port forwards no call); a call waits longer
+//! than kube-scheduler does.
 
 use super::authority_keeper::AuthorityKeeper;
 use super::measures::Verb;

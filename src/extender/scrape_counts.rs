@@ -1,5 +1,6 @@
-//! The counts of a scrape. Anyone who can reach the port may ask for them again and again, and with 50,000 claims they take
-//! milliseconds: they are counted once for all who have asked before the count began, on a thread for blocking work.
+//! The counts of a scrape. Anyone who can reach the port may request them again and again, and with 50,000 claims a
+//! count takes milliseconds. So one count, on a thread for blocking work, serves all requests that arrived before it
+//! began.
 
 use super::locked_cluster::{ClusterCounts, LockedCluster};
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::time::Instant;
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
-/// The newest counts, with the moment at which the count began. Held while the next ones are made.
+/// The newest counts, and the moment at which that count began. Locked during a count.
 type NewestCounts = Arc<Mutex<Option<(Instant, ClusterCounts)>>>;
 
 /// Counts what is in the state of the cluster.
@@ -15,7 +16,7 @@ type NewestCounts = Arc<Mutex<Option<(Instant, ClusterCounts)>>>;
 pub(super) struct ScrapeCounts(NewestCounts);
 
 impl ScrapeCounts {
-    /// The counts of a moment after this call.
+    /// The result of a count that began after this call.
     pub(super) async fn of(&self, cluster: &Arc<LockedCluster>) -> ClusterCounts {
         let asked = Instant::now();
         let mut newest = Arc::clone(&self.0).lock_owned().await;

@@ -21,7 +21,7 @@ pub struct ExtenderSettings {
     pub listen: SocketAddr,
     /// The admin port.
     pub admin: AdminSettings,
-    /// Accepted `Host` names beside those of this machine.
+    /// Accepted `Host` names in addition to those of this machine.
     pub allowed_hosts: Vec<String>,
     /// How the extender serves agents and the other extenders; `None` if it does not serve them.
     pub streams: Option<StreamSettings>,
@@ -57,6 +57,6 @@ pub struct StreamSettings {
     pub accounts: Vec<String>,
     /// The audience that the tokens of callers name.
     pub audience: String,
-    /// The file with this extender's token; `None`: the extender passes no calls on to the leader.
+    /// The file with this extender's token; `None`: the extender forwards no calls to the leader.
     pub token_file: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! A deterministic simulation of the whole cluster around extenders that are the product's own code. All random choices
+//! A deterministic simulation of a whole cluster. The extenders in it run the product's own code. All random choices
 //! follow from one seed, and all times are simulated.
 //!
 //! ```text
@@ -9,11 +9,11 @@
 //!   agents ──streams: late, broken, renewed──▶ the extenders' agent streams
 //! ```
 //!
-//! A process may be paused or dropped between any two steps of its tasks. The invariants are checked after each step. From time
-//! to time all troubles end, and the simulation checks what must hold then.
+//! The simulation may pause or drop a process between any two steps of its tasks. It checks the invariants after each
+//! step. From time to time it ends all faults, waits until nothing changes any more, and checks what must hold then.
 //!
-//! What must never happen here: a result that depends on anything but the seed; a message of an API server that a real one
-//! would never send.
+//! What must never happen here: a result that depends on anything but the seed; a message that a real API server would
+//! never send.
 
 mod random;
 mod weather;
@@ -42,9 +42,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use weather::SECOND;
 use world::World;
 
-/// Names the seed of one run.
+/// The environment variable with the seed of one run.
 const SEED: &str = "GPU_STEWARD_SEED";
-/// Times between two moments at which everything settles, in a run.
+/// Number of times that everything settles in one run.
 const ROUNDS: u64 = 2;
 
 /// The least number of steps in which new seeds must break nothing. Two free cores take about 30 million in two minutes.
@@ -53,14 +53,14 @@ const STEPS: u64 = 10_000_000;
 /// about six million on average, so that chance alone misses it in one of ten million runs.
 const STEPS_TO_A_MISTAKE: u64 = 100_000_000;
 
-/// A run that ended: the number of its steps, and the hash of all of them.
+/// A completed run: the number of its steps, and the hash of all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ran {
     events: u64,
     trace: u64,
 }
 
-/// A seed, the invariant that it has broken, and the steps of the seeds before it.
+/// A seed, the invariant that it has broken, and the number of steps of the seeds before it.
 #[derive(Clone, Debug)]
 struct Broken {
     seed: u64,
@@ -95,8 +95,8 @@ fn play(world: &mut World, seed: u64) -> Result<Ran, Broken> {
     Ok(Ran { events: world.events, trace: world.trace })
 }
 
-/// Runs seeds, beginning with `first`, on each processor until a seed breaks something or the steps are enough. Returns the
-/// number of steps.
+/// Runs seeds from `first` on, on all processors, until a seed breaks an invariant or `enough` accepts the number of
+/// steps. Returns the number of steps.
 fn search(first: u64, mistake: Option<PlantedMistake>, enough: &(dyn Fn(u64) -> bool + Sync)) -> Result<u64, Broken> {
     let (next, events, broken) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(None::<Broken>));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -125,7 +125,7 @@ fn search(first: u64, mistake: Option<PlantedMistake>, enough: &(dyn Fn(u64) -> 
 /// A seed that no earlier run had.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // Six digits more than the seconds, so that runs of one day do not overlap.
+    // A run counts up from this number. The factor keeps the seeds of runs that begin in different seconds apart.
     now.as_secs() * 1_000_000
 }
 
@@ -171,7 +171,7 @@ fn new_seeds_break_nothing() {
     println!("{events} steps from seed {first} on broke nothing");
 }
 
-/// Each mistake is found, and the seed that finds it breaks nothing without the mistake.
+/// Each planted mistake is found, and the seed that finds it breaks nothing without the mistake.
 #[test]
 #[ignore = "takes minutes of simulation: tests/run --long simulate"]
 fn each_planted_mistake_is_found() {

@@ -81,7 +81,7 @@ pub(super) struct StreamTotals {
     pub(super) opened: u64,
     /// Messages that were received.
     pub(super) messages: u64,
-    /// Calls that were passed on to the leader and answered by it.
+    /// Calls that were forwarded to the leader and answered by it.
     pub(super) passed_on: u64,
     /// Ends by reason.
     pub(super) ends: Vec<(&'static str, u64)>,

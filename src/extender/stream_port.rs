@@ -1,4 +1,4 @@
-//! The TLS port of the extender: the streams of agents, and the calls that other extenders pass on.
+//! The TLS port of the extender: the streams of agents, and the calls that other extenders forward.
 //!
 //! Each request carries a token, and the caller's identity decides what it may request: an agent opens its stream,
 //! another extender calls the verbs. All other callers are refused.

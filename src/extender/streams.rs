@@ -27,7 +27,7 @@ use std::sync::Arc;
 use stream::SERVER_NAME;
 use tokio_util::sync::CancellationToken;
 
-/// Maximum number of requests at once on one connection. An extender passes on some tens of calls at once, and as many
+/// Maximum number of requests at once on one connection. An extender forwards some tens of calls at once, and as many
 /// bindings on another connection.
 const VERSIONS: HttpVersions = HttpVersions::Http1AndHttp2 { streams: 64 };
 
@@ -115,7 +115,7 @@ impl Streams {
         StreamReadiness { certificate: Arc::clone(&self.certificate), callers: Arc::clone(&self.callers) }
     }
 
-    /// The proxy that passes calls on to the leader.
+    /// The proxy that forwards calls to the leader.
     pub(super) fn proxy(&self) -> Option<Arc<LeaderProxy>> {
         self.proxy.clone()
     }

@@ -37,7 +37,7 @@ struct WatchState {
     broken: Option<Arc<str>>,
     /// Since when no watch has run; `None` while one runs.
     stopped: Option<Instant>,
-    /// The log says that the watch has not run for too long.
+    /// Whether the log already has a line that the watch has not run for too long.
     told: bool,
     backoff: Backoff,
 }

@@ -28,7 +28,7 @@ impl CheckpointEntry {
     }
 }
 
-/// What a container got from another plugin, or under another resource than that of the agent.
+/// The devices that a container got from another plugin, or under a resource other than the agent's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignEntry {
     /// The container.

@@ -1,14 +1,14 @@
-//! A large answer that all its readers share. Anyone who can reach an open port may ask for it again and again, and read
-//! nothing of it.
+//! A large answer that all its readers share. Anyone who can reach an open port may request it again and again without
+//! reading it.
 //!
 //! ```text
 //!   request ──▶ SharedAnswers::get ──▶ the newest copy of this kind, or one that is made now for all who wait
 //!                                        └──▶ SharedBody: small pieces, until the deadline, or until the copy is taken away
 //! ```
 //!
-//! Bounds: one copy is made at a time, and at most one in `FRESH` for each kind; the copies that are in memory have
-//! `KEPT` bytes together, or there are two; a reader holds one piece. So the memory does not grow with the number of
-//! readers, nor with the time that they take.
+//! Bounds: one copy is made at a time, and for each kind at most one in `FRESH`. The copies in memory have at most
+//! `KEPT` bytes together, unless there are at most `LEAST` of them. A reader holds one piece. So the memory grows
+//! neither with the number of readers nor with the time that they take.
 //!
 //! What must never happen here: a reader that keeps a copy in memory; a copy for each request.
 
@@ -22,15 +22,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// A copy is given to readers for this long. With the time to make it, what it shows is at most a second old.
+/// New readers get a copy for this long. Together with the time to make it, its content is at most a second old.
 const FRESH: Duration = Duration::from_millis(800);
-/// Most bytes of copies that are in memory, as long as there are more than [`LEAST`]. With 1,000 nodes of 8 GPUs a copy
-/// has 8 MiB.
+/// Most bytes of all copies in memory, if there are more than [`LEAST`] copies. With 1,000 nodes of 8 GPUs a copy has 8
+/// MiB.
 const KEPT: usize = 16 << 20;
-/// The newest copies that are in memory whatever their size, for two kinds that are asked for in turn: a reader has at least
-/// [`FRESH`] before its copy is taken away.
+/// This number of the newest copies stays in memory, whatever their size. So even if two kinds are requested
+/// alternately, a reader has at least [`FRESH`] before its copy is taken away.
 const LEAST: usize = 4;
-/// Bytes of one piece. Every reader may hold one, and hyper's buffer as much again.
+/// Bytes of one piece. Every reader may hold one piece, and hyper's buffer holds as much again.
 const PIECE: usize = 16 << 10;
 /// Time for a reader to take the whole answer. Prometheus gives up after 10 s by default.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -121,7 +121,7 @@ impl<K: PartialEq> Copies<K> {
         newest.filter(|(_, copy)| copy.made.elapsed() < FRESH).map(|(_, copy)| Arc::clone(copy))
     }
 
-    /// Adds a copy. Takes the oldest ones away from their readers where they are too large together.
+    /// Adds a copy. If all copies together are too large, takes the oldest away from their readers.
     fn add(&mut self, kind: K, bytes: Bytes) -> Arc<AnswerCopy> {
         let copy = Arc::new(AnswerCopy { made: Instant::now(), length: bytes.len(), bytes: Mutex::new(Some(bytes)) });
         self.forget_unread();
@@ -147,7 +147,8 @@ impl Body for SharedBody {
             return Poll::Ready(None);
         }
         let end = self.copy.length.min(self.at + PIECE);
-        // A piece is a copy of its own: a part of the shared one would keep all of it in memory until the reader takes it.
+        // The piece is copied: a slice of the shared copy would keep the whole copy in memory until the reader takes
+        // it.
         let piece = self.copy.bytes.lock().as_ref().map(|bytes| Bytes::copy_from_slice(&bytes[self.at..end]));
         let Some(piece) = piece.filter(|_| Instant::now() < self.until) else {
             self.cut.fetch_add(1, Ordering::Relaxed);

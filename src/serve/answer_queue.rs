@@ -1,14 +1,14 @@
-//! The queue for large answers. It bounds the answers in progress and the requests that wait, in all and for each
-//! address.
+//! The queue for large answers. It bounds the answers in progress and the waiting requests: in total, and for each
+//! client address.
 //!
 //! ```text
-//!   request ──▶ permit of its own address ──▶ permit for one of the common answers
-//!               (waits in its own line)       (waits in the common line; while a request waits there,
-//!                                              clients that stop reading are cut early)
+//!   request ──▶ permit of its own address ──▶ one of the permits that all addresses share
+//!               (waits in a queue of its own)  (waits in the common queue; while a request waits there,
+//!                                               clients that stop reading are cut early)
 //! ```
 //!
-//! One address has at most `answers_per_peer` requests in the common line and in progress, so a few addresses cannot
-//! fill the line. The line moves, because a stalled answer is cut after
+//! An address has at most `answers_per_peer` requests in the common queue and in progress together, so a few addresses
+//! cannot fill the queue. The queue always moves on: a client that stops reading is cut after
 //! [`crate::server::ConnectionLimits::busy_write_timeout`].
 
 use crate::server::host;
@@ -29,15 +29,15 @@ pub struct AnswerLimits {
     /// hold all answers; their stalled clients are then cut after
     /// [`crate::server::ConnectionLimits::busy_write_timeout`].
     pub answers_per_peer: usize,
-    /// Length of the common line: requests that wait for one of the `answers`. An address has at most
-    /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.
+    /// Length of the common queue: requests that wait for one of the `answers` permits. An address has at most
+    /// `answers_per_peer` requests in this queue and in progress together, so it takes 20 addresses to fill both.
     pub waiting: usize,
-    /// Length of the line of requests that wait for a permit of their own address. When it is full, an address that has
-    /// `answers_per_peer` requests in progress gets 503; other addresses do not. The limit of connections is far above
-    /// the number of requests that wait or are answered, so one connection is always idle and can be closed for a
+    /// Length of the queue of requests that wait for a permit of their own address. When it is full, an address that
+    /// has `answers_per_peer` requests in progress gets 503; other addresses do not. The limit of connections is far
+    /// above the number of requests that wait or are answered, so one connection is always idle and can be closed for a
     /// health check.
     pub waiting_for_peers: usize,
-    /// Most requests of one address in that line. One Prometheus that scrapes all sets of names has four requests.
+    /// Most requests of one address in that queue. One Prometheus that scrapes all sets of names has four requests.
     pub waiting_per_peer: usize,
     /// How long a request waits; it is below Prometheus's 10 s.
     pub wait: Duration,
@@ -66,7 +66,7 @@ pub struct AnswerQueue {
     limits: AnswerLimits,
 }
 
-/// A bounded line of waiting requests.
+/// A bounded queue of waiting requests.
 #[derive(Clone, Debug)]
 struct Line {
     permits: Arc<Semaphore>,
@@ -83,8 +83,8 @@ impl Line {
         self.permits.available_permits() < self.length
     }
 
-    /// Takes one permit of `semaphore`. If none is free, the request waits in this line, first come first served.
-    /// `None` when the line is full.
+    /// Takes one permit of `semaphore`. If none is free, the request waits in this queue, first come first served.
+    /// `None` when the queue is full.
     async fn wait_for(&self, semaphore: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = Arc::clone(semaphore).try_acquire_owned() {
             return Some(permit);
@@ -125,7 +125,7 @@ impl AnswerQueue {
         AnswerQueue { answers, common, own, peers: Arc::default(), limits }
     }
 
-    /// Whether a request waits for one of the common answers.
+    /// Whether a request waits in the common queue.
     pub fn is_waited_in(&self) -> bool {
         self.common.is_waited_in()
     }
@@ -134,7 +134,7 @@ impl AnswerQueue {
     pub async fn enter(&self, peer: IpAddr) -> Option<AnswerTurn> {
         let (own, counted) = self.count(host(peer))?;
         let turn = async {
-            // The limit of the address comes first: a request that waits for it is not in the common line.
+            // The limit of the address comes first: a request that waits for it is not in the common queue.
             let own = self.own.wait_for(&own).await?;
             let answer = self.common.wait_for(&self.answers).await?;
             Some(AnswerTurn { _answer: answer, _own: own, _counted: counted })

@@ -32,7 +32,7 @@ pub struct CheckpointReader {
 pub struct CheckpointEntries {
     /// The entries that could be read.
     pub held: Arc<[CheckpointEntry]>,
-    /// What containers got from other plugins or under other resources, as far as it may be GPUs.
+    /// Devices that may be GPUs and that containers got from other plugins, or under other resources.
     pub foreign: Arc<[ForeignEntry]>,
     /// The reasons why other entries cannot be read. While there are any, a container that is not in `held` may hold
     /// devices too.
@@ -90,8 +90,8 @@ impl CheckpointReader {
     }
 }
 
-/// What a container got from another plugin, or under another resource if it names a GPU. `answered` are the GPUs that the
-/// plugin's answer names.
+/// The devices that a container got from another plugin, or GPUs that it got under another resource. `None` if the
+/// entry has neither. `answered` are the GPUs that the plugin's answer names.
 fn foreign_entry(entry: &CheckpointEntry, answered: Vec<Arc<str>>, own_resource: bool) -> Option<ForeignEntry> {
     if own_resource && !entry.is_foreign() {
         return None;

@@ -219,10 +219,10 @@ pub fn node_policy(text: &str) -> Result<NodePolicy, DecodeError> {
     }
 }
 
-/// Reads one word or a list of them. Without `binpack`, `spread` and `numa`, the emptiest GPU comes first.
+/// Reads one word or a list of words. Without `binpack`, `spread` and `numa`, the emptiest GPU comes first.
 ///
 /// # Errors
-/// [`DecodeError`] for a word that is none of them.
+/// [`DecodeError`] for an unknown word.
 pub fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
     let mut policy = GpuPolicy { order: Vec::new(), idle_only: false, topology: false };
     for word in items(text) {

@@ -28,9 +28,9 @@ pub(super) struct HolderSources {
     unreadable: Arc<[Arc<str>]>,
     /// The checkpoint's stamp when the agent last tried to answer the waiting calls, and the time of that try.
     last_try: (Option<FileStamp>, Instant),
-    /// What containers got from other plugins or under other resources, by the checkpoint as it was read last.
+    /// Devices that containers got from other plugins or under other resources, by the last reading of the checkpoint.
     foreign: Arc<[ForeignEntry]>,
-    /// Whether there was a checkpoint the last time that could not be read.
+    /// Whether the checkpoint existed at the last reading and could not be read.
     is_torn: bool,
     /// The GPUs that another owner holds, as they were logged last.
     taken: BTreeMap<GpuUuid, PodRef>,
@@ -137,8 +137,8 @@ impl HolderSources {
         self.unreadable = unreadable;
     }
 
-    /// What the live pods among `pods` got from other plugins or under other resources. While not all of the checkpoint can
-    /// be read, PodResources counts too.
+    /// The devices that the live pods among `pods` got from other plugins or under other resources, by the checkpoint
+    /// and, while a part of it cannot be read, also by PodResources.
     pub(super) fn others(&self, pods: &PodList) -> Vec<OtherHolding> {
         let live = || pods.pods.iter().filter(|pod| !pod.ended());
         let of = |pod: &Arc<Pod>, own_resource, devices: &[Arc<str>]| OtherHolding {

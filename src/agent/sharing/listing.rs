@@ -32,9 +32,9 @@ pub(super) struct Listed {
 /// The containers with devices.
 #[derive(Debug)]
 struct ListedDevices {
-    /// Those of the agent's resource.
+    /// Containers with devices of the agent's resource.
     own: Arc<[ContainerDevices]>,
-    /// Those with ids of another plugin, or with GPUs under another resource.
+    /// Containers with ids of another plugin, or with GPUs under another resource.
     foreign: Arc<[ContainerDevices]>,
 }
 
@@ -99,7 +99,8 @@ impl Listing {
         self.last.as_ref().map(|(_, listed)| Arc::clone(listed))
     }
 
-    /// The entries of the last answer that are of another plugin or resource, each with whether it is of the agent's resource.
+    /// The entries of the last answer that are from another plugin or of another resource. The flag says whether an
+    /// entry is of the agent's resource.
     pub(super) fn foreign(&self) -> Vec<(&ContainerDevices, bool)> {
         self.foreign.iter().map(|one| (one, one.resource == self.resource)).collect()
     }

@@ -329,7 +329,7 @@ impl Sharing {
         self.counts.memory_claims_are(self.allocator.memory_claims());
     }
 
-    /// Reads what pods got from other plugins or under other resources, which no call announces.
+    /// Reads which devices pods got from other plugins or under other resources; no call announces these.
     async fn read_other_owners(&mut self) {
         if let Ok(rows) = self.holders.read().await
             && self.allocator.set_checkpoint(&rows)

@@ -87,7 +87,7 @@ pub struct NodeAllocator {
     pub(super) devices: BTreeMap<GpuUuid, SharedDevice>,
     /// What else is known of the node's devices.
     pub(super) seen: SeenDevices,
-    /// What live pods got from other plugins or under other resources.
+    /// Devices that live pods got from other plugins, or under other resources.
     pub(super) others: Vec<OtherHolding>,
     /// The devices that another owner holds.
     pub(super) taken: TakenDevices,

@@ -19,7 +19,7 @@ use model::id::{GpuUuid, PodRef, PodUid};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What a live pod got from another plugin, or under another resource than that of the agent.
+/// The devices that a live pod got from another plugin, or under a resource other than the agent's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OtherHolding {
     /// The pod, by the UID that the kubelet uses.
@@ -35,7 +35,7 @@ pub struct OtherHolding {
 /// The holder of each taken device.
 pub(super) type TakenDevices = BTreeMap<GpuUuid, (PodUid, PodRef)>;
 
-/// What a name of another plugin stands for on this node.
+/// The devices of this node that another plugin means by a name.
 enum NamedDevice {
     /// These devices.
     Offered(Vec<GpuUuid>),
@@ -46,8 +46,8 @@ enum NamedDevice {
 }
 
 impl NodeAllocator {
-    /// Sets what live pods got from other plugins or under other resources. Returns whether the kubelet's list of slots
-    /// changes.
+    /// Sets the devices that live pods got from other plugins, or under other resources. Returns whether the kubelet's
+    /// list of slots changes.
     pub fn set_other_holdings(&mut self, holdings: Vec<OtherHolding>) -> bool {
         if holdings == self.others {
             return false;
@@ -138,8 +138,8 @@ impl NodeAllocator {
         self.ledger.get(uid).is_some_and(|claim| claim.claim.shares().all(|share| known(&share.device)))
     }
 
-    /// What a name of another plugin stands for. The kubelet gives only devices that a plugin of this node has listed, so the
-    /// UUID of a GPU that is not there was that of a GPU that is gone.
+    /// The devices that another plugin means by this name. The kubelet gives only devices that a plugin of this node
+    /// has listed, so an unknown UUID is that of a GPU that is gone.
     fn meaning(&self, name: &str) -> NamedDevice {
         let meanings = gpu_id::meanings(name);
         for device in &meanings {

@@ -88,7 +88,7 @@ impl ClusterState {
         Ok(())
     }
 
-    /// An agent has sent a beat.
+    /// An agent has sent a heartbeat.
     ///
     /// # Errors
     /// [`ReportRefusal::Replaced`].

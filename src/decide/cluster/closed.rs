@@ -25,9 +25,10 @@ pub enum ClosedReason {
     UnreadablePod(PodUid),
     /// A pod on the node claims a device that neither the register of the node nor the report of its agent has.
     UnknownDevice(PodUid, GpuUuid),
-    /// Another scheduler of GPUs has placed this pod here since this scheduler uses the node.
+    /// Another scheduler of GPUs has placed this pod here since this scheduler began to use the node.
     TwoSchedulers(PodUid),
-    /// Extenders of gpu-steward that lead by this other Lease have placed this pod here since this scheduler uses the node.
+    /// Extenders of gpu-steward with this other Lease have placed this pod here since this scheduler began to use the
+    /// node.
     TwoLeases(PodUid, Arc<str>),
     /// The stream of the agent has ended, and the agent has not opened another in time.
     AgentAway,

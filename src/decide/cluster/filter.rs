@@ -63,10 +63,10 @@ pub struct ExplainedScore {
     pub terms: FillTerms,
 }
 
-/// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best. The proposal counts
-/// in the scores of other pods until the pod is bound, filtered again or gone, and for members of its gang like a claim. A pod
-/// whose bind has no known outcome fits only
-/// the node where it may be bound. Two calls at the same moment may propose the same node.
+/// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best. Until the
+/// pod is bound, filtered again or gone, the proposal counts in the scores of other pods, and like a claim for members
+/// of the pod's gang. A pod whose bind has no known outcome fits only the node where it may be bound. Two calls at the
+/// same moment may propose the same node.
 pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
     let begun = state.with(|state| {
         let answered = state.answered(&request, nodes.len());

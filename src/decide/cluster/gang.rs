@@ -1,7 +1,7 @@
-//! Gangs: pods that kube-scheduler binds all or none. Their members pass the filter one after the other and wait for each other at
-//! Permit, before any of them is bound. If each of them saw only claims, two members would pass for one free GPU; one would be
-//! bound and idle, and hold the GPU, while the other has none. So for a member the expected places of the other members of its
-//! gang count like claims. They count for no other pod.
+//! Gangs: groups of pods of which kube-scheduler binds all or none. The members pass the filter one after the other,
+//! and wait for each other at Permit before any of them is bound. If the filter counted only claims, two members would
+//! pass for one free GPU. One of them would be bound and would hold the GPU, but would only wait for the other. So for
+//! a member the expected places of the other members of its gang count like claims. They count for no other pod.
 //!
 //! What must never happen here: the proposals of a gang keep pods of others away from a GPU.
 
@@ -29,7 +29,7 @@ impl Gangs {
         }
     }
 
-    /// It is expected no longer.
+    /// The member is no longer expected.
     pub(super) fn remove(&mut self, request: &PlacementRequest) {
         let Some(gang) = &request.gang else { return };
         if let Some(members) = self.0.get_mut(gang) {

@@ -33,8 +33,8 @@ pub struct NodeClaims {
     version: CountedVersion,
     /// The agent's stream; `None` where the agent has never opened one to this leader.
     agent: Option<AgentLink>,
-    /// Whether the agent had a stream when the Node was gone, and has opened none since then. Until it does, it is not known what
-    /// runs on a node that comes back: its register may be from the former Node.
+    /// Whether the agent had a stream when the Node was deleted, and has opened none since then. Until it does, it is
+    /// not known what runs on a new Node of this name: its register may be that of the deleted Node.
     returns: bool,
     /// Pods that have ended and hold their GPUs until the agent sees no process of them.
     ending: BTreeSet<PodUid>,
@@ -48,7 +48,7 @@ pub struct NodeClaims {
     /// Devices with claims that the register of this Node has listed and no longer lists: they were removed. A claim on one
     /// of them takes nothing of the other devices.
     removed: BTreeSet<GpuUuid>,
-    /// A pod, and a device of its claim that nobody knows.
+    /// A pod, and a device of its claim that is unknown ([`NodeClaims::look_for_unknown_device`]).
     unknown_device: Option<(PodUid, GpuUuid)>,
 }
 
@@ -292,7 +292,7 @@ impl NodeClaims {
         unknown.find_map(|device| Some((self.ledger.pods_on(device).find(holds)?.clone(), device.clone())))
     }
 
-    /// Finds whether a pod here claims a device that nobody knows. Called after each change of the claims, the register or
+    /// Finds out whether a pod here claims an unknown device. Called after each change of the claims, the register or
     /// the agent's report.
     pub(super) fn look_for_unknown_device(&mut self) {
         let found = self.find_unknown_device();

@@ -84,8 +84,9 @@ impl NominatedPods {
 }
 
 impl ClusterState {
-    /// Whether the pod fits this node once these pods are gone from it. Proposals count only for members of their gang. A pod that holds GPUs of another
-    /// node, for example by a binding whose outcome is not known, fits no other node.
+    /// Whether the pod fits this node once these pods are gone from it. Proposals count only for members of their gang.
+    /// A pod that holds GPUs of another node, for example by a binding whose outcome is not known, does not fit this
+    /// node.
     #[must_use]
     pub fn fits_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
         if self.locations.get(&request.uid).is_some_and(|location| location.node.as_str() != name) {

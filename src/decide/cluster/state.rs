@@ -221,7 +221,7 @@ impl ClusterState {
         NodeNames(Arc::clone(&self.versions))
     }
 
-    /// Whether a pod is known to be gone since a short time, and has not been seen again.
+    /// Whether a pod was found to be gone a short time ago, and has not been seen again.
     #[must_use]
     pub fn is_gone(&self, uid: &PodUid) -> bool {
         self.gone.has(uid)

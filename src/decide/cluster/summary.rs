@@ -167,7 +167,7 @@ mod tests {
         let text = RefusalSummary::of(&refused([few.clone()]), &["n"]).to_string();
         let words = "requests 4 GPUs of one node; the node with the most GPUs, n, has 2";
         assert_eq!(text, format!("1 node refused: NodeInsufficientDevice on 1 node; {words}"));
-        // Memory that is missing may become free, so it is told before GPUs that are not there.
+        // Missing memory may become free, so the summary names it rather than GPUs that do not exist.
         let mut full = NodeRefusal::of(4);
         full.count(RefusalReason::CardInsufficientMemory);
         full.missed(miss(None, 81_920, 0, 1));

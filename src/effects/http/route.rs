@@ -161,8 +161,8 @@ impl Routes {
     }
 
     /// The answer of `/readyz`: whether the agent is ready, how long ago the API server sent something to the pod
-    /// watch, and whether the plugin is registered with the kubelet. The error of a failed registration is only in
-    /// the API, because it contains addresses.
+    /// watch, and whether the plugin is registered with the kubelet. Only `/api/v1` shows the error of a failed
+    /// registration, because the error contains addresses.
     fn readiness(&self) -> Response<AnswerBody> {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
