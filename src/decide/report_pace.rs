@@ -4,7 +4,7 @@
 //!   first                                   everything
 //!   something has changed                   the changes, a second after the last message at the earliest
 //!   the phase has changed                   the changes at once: the leader must stop binding
-//!   nothing has changed for ten seconds     a beat
+//!   nothing has changed for ten seconds     a heartbeat
 //! ```
 
 use model::agent_stream::{AgentMessage, AgentReport, REPORT_LEAST, REPORT_MOST};

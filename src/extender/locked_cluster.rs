@@ -138,9 +138,8 @@ impl LockedCluster {
         take_over(&mut cluster, pod, shown);
     }
 
-    /// Takes over a pod that was read by its name. Does nothing if the watch has shown the pod, because the watch is as
-    /// new and shows changes in order. The check is made under the lock: the watch may show the end of the pod while
-    /// this call waits for the lock.
+    /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and in order. The
+    /// watch may show the end of the pod while this call waits for the lock, so the check is made under the lock.
     pub(super) fn pod_was_read(&self, pod: &Pod) {
         let shown = self.shown(pod);
         let mut cluster = self.cluster.lock();

@@ -8,7 +8,7 @@
 use crate::id::GpuUuid;
 use crate::slot::Slot;
 
-/// Whether a device id is one of a GPU or MIG instance, by its begin.
+/// Whether a device id is that of a GPU or MIG instance, by its prefix.
 #[must_use]
 pub fn is_of_gpu(id: &str) -> bool {
     id.starts_with("GPU-") || id.starts_with("MIG-")

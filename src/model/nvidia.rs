@@ -1,6 +1,7 @@
-//! The names of NVIDIA's devices: resources, annotations, labels, device nodes, driver, and container runtime. The devices of another
-//! vendor get a file like this one. The code of all other files takes the names from here. Three kinds of text have them as they are:
-//! sentences that users read (messages, help, advice), tests, and `wire::kernel_log`, which parses the log lines of NVIDIA's driver.
+//! The names of NVIDIA's devices: resources, annotations, labels, device nodes, driver, and container runtime. The
+//! devices of another vendor get a file like this one. The code in all other files takes the names from here. Only
+//! three kinds of text contain the names themselves: sentences that users read (messages, help, advice), tests, and
+//! `wire::kernel_log`, which parses the log lines of NVIDIA's driver.
 
 /// Resource: the number of GPUs. A setting or HAMi's device configuration can give this and the following resources other names.
 pub const COUNT: &str = "nvidia.com/gpu";
@@ -43,7 +44,7 @@ pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 pub const DEVICE_NODE: &str = "/dev/nvidia";
 /// The same in the folder of device nodes, and in DCGM's metrics.
 pub const DEVICE_NODE_NAME: &str = "nvidia";
-/// Names of the device nodes that every container with a GPU opens beside its GPU's own.
+/// Names of the device nodes that every container with a GPU opens in addition to the one of its GPU.
 pub const SHARED_NODE_NAMES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
 /// Folder of the device nodes of MIG instances.
 pub const CAPABILITY_NODES: &str = "/dev/nvidia-caps/";

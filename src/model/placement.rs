@@ -102,7 +102,7 @@ pub struct PlacementRequest {
     pub selection: GpuSelection,
     /// Which nodes and GPUs it prefers.
     pub preference: PlacementPreference,
-    /// The gang of which it is a member, with its namespace: its members are to be bound all or none.
+    /// The gang of the pod, with its namespace: kube-scheduler binds all members of a gang or none.
     pub gang: Option<Arc<str>>,
     /// Whether it also prefers nodes by rules that only kube-scheduler knows: affinity and topology spread.
     pub prefers_nodes: bool,

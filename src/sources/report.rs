@@ -236,7 +236,7 @@ mod tests {
         observations.recv().await.unwrap()
     }
 
-    /// Regression: sixteen GPUs whose calls all failed filled the queue, and the list of GPUs that followed was lost.
+    /// Regression: sixteen GPUs whose calls all failed filled the queue, and the next list of GPUs was lost.
     #[tokio::test]
     async fn facts_and_events_reach_an_owner_that_has_no_time_for_samples() {
         let (reporter, mut observations) = Reporter::channel();

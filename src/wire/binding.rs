@@ -78,7 +78,8 @@ mod tests {
         assert_eq!(encode(&order(Claim::default()), &lease(), WallTime(0)).unwrap(), expected);
     }
 
-    /// One GPU for each device share. Beside its name a share has 12 bytes in the claim, and the container one.
+    /// One GPU for each device share. In addition to its UUID, a share takes 12 bytes in the claim, and the container
+    /// one byte.
     fn claim_of(bytes: usize) -> Claim {
         let share =
             |name: usize| DeviceShare { device: GpuUuid::parse(&"x".repeat(name)).unwrap(), memory: None, cores: None };

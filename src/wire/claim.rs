@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(shape(",,0,0:;"), Vec::<Vec<_>>::new());
         let instances = shape("GPU-a[3-1],NVIDIA,9984,25:GPU-a[3-10],NVIDIA,9984,25:;");
         assert_eq!(instances, [vec![gpu("GPU-a", 9984, 25), gpu("GPU-a", 9984, 25)]]);
-        // Nobody knows such a GPU, so the claim is not taken for one of GPU-a.
+        // No node has such a GPU. The claim must not count as one on GPU-a.
         for other in ["GPU-a[3]", "GPU-a[-1]", "GPU-a[x-1]", "GPU-a[3-1", "GPU-a[3-1]x", "GPU-a[0-1][2-3]"] {
             assert_eq!(shape(&format!("{other},NVIDIA,1,1:;")), [vec![gpu(other, 1, 1)]]);
         }

@@ -1,4 +1,4 @@
-//! Which scheduler wrote the claim of a pod, by the annotations beside the claim.
+//! Which scheduler wrote the claim of a pod, by the other annotations of the pod.
 
 use crate::annotation_keys::{ALLOCATED, ASSIGNED_TIME, EPOCH, LEASE, PLACED_BY, PLACED_BY_AGENT};
 use crate::timestamp;

@@ -15,7 +15,7 @@ pub struct DecodeError {
     pub what: String,
 }
 
-/// The place of a fault. The first byte is not named: a fault there is one of the whole value.
+/// The place of a fault. The first byte is not named: a fault there is a fault of the whole value.
 fn place(at: usize) -> String {
     if at == 0 { String::new() } else { format!(", byte {at}") }
 }

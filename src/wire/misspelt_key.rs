@@ -1,5 +1,6 @@
-//! Annotation keys that a user has probably misspelt. An unknown key is no error, because other programs have keys under the same
-//! prefixes. But a pod with `nvidia.com/use-gputyp` gets GPUs that its owner wanted to avoid, so the owner is told.
+//! Annotation keys that a user has probably misspelt. An unknown key is not an error, because other programs have keys
+//! under the same prefixes. But a pod with `nvidia.com/use-gputyp` gets GPUs that its owner wanted to avoid, so an
+//! event tells the owner.
 //!
 //! What must never happen here: work or text that grows with the annotations of a pod.
 

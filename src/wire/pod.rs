@@ -41,8 +41,9 @@ const MAX_IMAGE: usize = 512;
 /// Longest quantity that is kept: the canonical form of the largest has about twenty characters.
 const MAX_QUANTITY: usize = 64;
 
-/// Largest pod that is placed. etcd stores objects of up to 1.5 MiB; the rest is room for its annotations and for the status
-/// that its kubelet writes. A bound pod without that room stays as it is: its kubelet cannot even say that it runs.
+/// Largest pod that is placed. etcd stores objects of up to 1.5 MiB; the rest is room for its annotations and for the
+/// status that its kubelet writes. The API server refuses every later write to a bound pod without that room: its
+/// kubelet cannot even report that it runs.
 pub(crate) const MAX_POD: usize = 5 << 18;
 
 /// Why an object cannot be read as a pod.

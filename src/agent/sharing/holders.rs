@@ -174,7 +174,7 @@ impl HolderSources {
         }
     }
 
-    /// Logs which GPUs another owner holds, and which ones no longer.
+    /// Logs which GPUs another owner holds, and which GPUs are free of other owners again.
     pub(super) fn note_taken(&mut self, allocator: &NodeAllocator) {
         let now: BTreeMap<GpuUuid, PodRef> = allocator.taken().map(|(gpu, pod)| (gpu.clone(), pod.clone())).collect();
         if now == self.taken {

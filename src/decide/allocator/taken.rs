@@ -82,7 +82,7 @@ impl NodeAllocator {
         }
     }
 
-    /// Finds the taken devices anew: after a change of the devices, the pods or the other holdings.
+    /// Finds the taken devices again. Called after a change of the devices, the pods or the other holdings.
     pub(super) fn find_taken(&mut self) {
         let mut taken = TakenDevices::new();
         let mut take = |device: GpuUuid, uid: &PodUid, pod: &PodRef| {

@@ -40,7 +40,8 @@ impl MemoryParts {
 /// Reads the memory of a GPU into its sample.
 pub(super) fn read(gpu: &mut PolledGpu, procfs: &Path, at: Monotonic) {
     let answer = gpu.asker.ask("memory", || raw::memory(&gpu.known.device));
-    // A GPU with memory of its own that refuses the call once has no memory to show then, and not the host's.
+    // If a GPU with memory of its own refuses the call once, its memory is absent. It must not get the host's memory
+    // instead.
     let (answer, kind) = match gpu.known.gpu.memory_kind {
         MemoryKind::Host => or_host(answer, procfs),
         MemoryKind::Own | MemoryKind::OwnWithReserved => own(answer),

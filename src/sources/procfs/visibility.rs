@@ -18,7 +18,7 @@ const MACHINES: u64 = 0xeffffffc;
 /// Which processes the agent can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcVisibility {
-    /// All of them (or nothing shows otherwise, as in a tree that a test made).
+    /// All of them. This is also assumed if nothing shows otherwise, as in a tree that a test made.
     Machine,
     /// Those of the agent's private namespace: `/proc` has no others, and lists of processes leave the others out.
     Private,

@@ -54,7 +54,7 @@ pub struct NodeScoreJson {
     pub terms: Vec<ScoreTermJson>,
     /// How full the node is with the pod, from 0 to 1.
     pub fill: f64,
-    /// Whether the pod fits also beside the pods that are expected on the node.
+    /// Whether the pod also fits together with the pods that are expected on the node.
     pub beside_expected_pods: bool,
     /// How the fill follows from the terms, and which nodes the policy prefers, as a sentence.
     pub arithmetic: String,
