@@ -8,7 +8,7 @@ use model::reported_reading::ReportedReading;
 use std::collections::BTreeMap;
 
 impl Machine {
-    /// How far the agent has seen each pod come.
+    /// How far the start of each pod has come, as the agent sees it.
     pub(super) fn stages(&mut self) -> BTreeMap<PodUid, PodStage> {
         let Some(agent) = &mut self.agent else { return BTreeMap::new() };
         agent.allocator.set_checkpoint(&self.checkpoint);
@@ -24,7 +24,8 @@ impl Machine {
         lingering.chain(running).filter(|(_, gpus)| !gpus.is_empty()).map(|(uid, gpus)| (uid.clone(), gpus)).collect()
     }
 
-    /// What the agent reports, if one runs. While the driver does not list processes, it sees none.
+    /// The report of the agent; `None` while no agent runs. While the driver does not list processes, the agent sees
+    /// none.
     pub(super) fn agent_report(&mut self, leaving: bool, now: u64) -> Option<AgentReport> {
         let agent = self.agent.as_ref()?;
         let (serves, lists) = (agent.listed, agent.lists_at <= now);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Number of API servers.
 pub(super) const SERVERS: usize = 2;
 
-/// The cache of one kind of one server.
+/// One server's cache of one kind of objects.
 #[derive(Clone, Debug, Default)]
 struct Cache {
     version: u64,
@@ -74,7 +74,7 @@ pub(super) struct ApiServers {
     caches: [[Cache; 2]; SERVERS],
     pub(super) watches: BTreeMap<u64, Watch>,
     watched: u64,
-    /// Lists of which pages are left, by their tokens.
+    /// Lists with pages that were not read yet, by their `continue` tokens.
     pages: BTreeMap<String, (u64, Vec<Arc<Stored>>)>,
     /// The last binding that was carried out, until the invariants have seen it.
     pub(super) bound: Option<Bound>,
@@ -276,10 +276,10 @@ impl ApiServers {
         if version < self.etcd.compacted {
             let gone = json!({ "kind": "Status", "code": 410, "message": "too old resource version" });
             watch.unsent.extend(format!("{}\n", json!({ "type": "ERROR", "object": gone })).into_bytes());
-            // Nothing comes after it.
+            // This error is the last event of the watch.
             watch.version = u64::MAX;
         } else if random.chance(weather.repeated) {
-            // The newest change that the client has seen already comes again.
+            // The watch repeats the newest change that the client has already seen.
             let again =
                 self.etcd.after(kind, self.etcd.compacted).iter().rev().find(|change| change.version <= version);
             watch.unsent.extend(again.map(line).unwrap_or_default());

@@ -25,13 +25,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use wire::annotation_keys::{ALLOCATED, EPOCH};
 
-/// So many looks at a process after its term is over by its own clock, a request that was begun before is sent.
+/// Number of looks at a process after the end of its term, by its own clock, until it has sent every request that it
+/// began in the term.
 const GRACE: u32 = 12;
 
 /// How long an answer may be on its way.
 const ON_THE_WAY: u64 = 15 * SECOND;
 
-/// What a bound pod is known by.
+/// What is remembered of a bound pod.
 #[derive(Clone, Debug)]
 struct Written {
     process: u64,
@@ -61,7 +62,7 @@ pub(super) struct Invariants {
     bound: BTreeMap<PodUid, Written>,
     /// Each write of a process for a pod that was carried out or may still be.
     orders: BTreeMap<(u64, PodUid), BTreeMap<u64, SentOrder>>,
-    /// The version of the Lease with which the sender of each binding had won then.
+    /// For each binding, the version of the Lease with which its sender had won.
     sent: BTreeMap<u64, u64>,
     /// When the last Lease that a process knows to be written was sent, by its own clock.
     renewed: BTreeMap<u64, Monotonic>,
@@ -184,7 +185,8 @@ impl Invariants {
         self.won_at.clear();
     }
 
-    /// A binding is carried out. The GPUs of each pod on the node are known, or its agent has said that it gets none.
+    /// A binding is carried out. Checks that the sender can know the GPUs of each pod on the node: the pod has a claim,
+    /// or the agent has reported that it refuses the start.
     pub(super) fn holders_are_known(
         &self,
         (process, number): (u64, u64),
@@ -198,7 +200,7 @@ impl Invariants {
         if self.restored.is_some_and(|at| etcd.now < at + ON_THE_WAY) {
             return Ok(());
         }
-        // It was there a while before the process won.
+        // Only pods that were there a while before the process won.
         let unknown = |pod: &&Arc<SimPod>| {
             let here = pod.node == bound.pod.node && !pod.ended() && pod.slots() > 0;
             here && pod.claim().is_none() && (pod.created + 2) * SECOND < *won
@@ -274,7 +276,7 @@ impl Invariants {
 
     /// kube-scheduler hears that a pod is bound.
     pub(super) fn answered(&self, uid: &PodUid, node: &str, etcd: &Etcd) -> Result<(), String> {
-        // The binding may have been there before.
+        // The binding may have existed before the restore.
         if self.restored.is_some_and(|at| etcd.now < at + ON_THE_WAY) {
             return Ok(());
         }
@@ -301,7 +303,7 @@ pub(super) fn claims_on<'a>(etcd: &'a Etcd, node: &'a str) -> impl Iterator<Item
     there.filter_map(|pod| Some((&**pod, pod.claim()?)))
 }
 
-/// Whether what pods take of a GPU is not more than it has.
+/// Checks that these pods take no more of a GPU than it has.
 pub(super) fn fits(gpu: &GpuUuid, pods: impl Iterator<Item = BTreeMap<GpuUuid, Taken>>) -> Result<(), String> {
     let all: Vec<Taken> = pods.filter_map(|takes| takes.get(gpu).copied()).collect();
     let sum = all.iter().fold(Taken::default(), |sum, one| sum.plus(*one));
@@ -312,7 +314,7 @@ pub(super) fn fits(gpu: &GpuUuid, pods: impl Iterator<Item = BTreeMap<GpuUuid, T
     Err(format!("is claimed more than once: {all:?}"))
 }
 
-/// Whether what runs on a machine is not more than its GPUs have.
+/// Checks that the running pods of a machine take no more than its GPUs have.
 pub(super) fn started(machine: &Machine) -> Result<(), String> {
     for gpu in &machine.gpus {
         let running = machine.admitted.values().filter(|one| one.runs()).map(|one| one.holds.clone());

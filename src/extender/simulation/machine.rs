@@ -85,9 +85,9 @@ pub(super) struct Machine {
     pub(super) agent: Option<AgentProcess>,
     /// Processes of the agent so far.
     agents: u64,
-    /// Not before this moment the next one starts.
+    /// The next process of the agent starts at this moment at the earliest.
     agent_back: u64,
-    /// The GPUs of pods whose processes are there a while after their end, and until when.
+    /// Pods that have ended and whose processes still run: their GPUs, and when the processes end.
     pub(super) lingering: BTreeMap<PodUid, (Vec<GpuUuid>, u64)>,
     /// The agent's file of pods that have started.
     started: BTreeSet<PodUid>,
@@ -117,7 +117,7 @@ impl Machine {
         machine
     }
 
-    /// Other GPUs are in the machine.
+    /// Replaces the GPUs of the machine.
     pub(super) fn replace_gpus(&mut self, number: usize, gpus: usize) {
         self.installed += 1;
         let gpu = |index: usize| RegisteredGpu {
@@ -273,7 +273,8 @@ impl Machine {
         self.admitted.insert(admitted.pod.uid.clone(), admitted);
     }
 
-    /// Any free slots for each container, with a ticket of the agent; those of an init container serve again.
+    /// Allocates any free slots for each container, with a ticket of the agent. Later containers get the slots of init
+    /// containers again.
     fn allocate(&mut self, pod: &SimPod, random: &mut Random) -> Option<Vec<CheckpointEntry>> {
         self.agent.as_ref()?;
         let healthy = self.gpus.iter().filter(|gpu| gpu.healthy);

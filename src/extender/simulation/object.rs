@@ -20,7 +20,7 @@ pub(super) struct ContainerShape {
     pub(super) gpus: u32,
     /// Memory of each GPU.
     pub(super) mib: u64,
-    /// Percent of SM time; 0: none is named.
+    /// Percent of SM time; 0 if the container names none.
     pub(super) cores: u32,
 }
 

@@ -59,8 +59,8 @@ pub(super) struct Process {
     /// How much faster its clocks run, in millionths.
     drift: u64,
     entropy: Random,
-    /// Whether it stops, or did not decide at the begin of its last run. Then it has forgotten what agents have reported, also
-    /// where it decides again by now.
+    /// Whether it is stopping, or did not decide at the start of its last run. Then it has forgotten the reports of
+    /// agents, even if it decides again now.
     pub(super) lapsed: bool,
     stopping: bool,
 }
@@ -74,7 +74,7 @@ pub(super) struct MachineClock {
 }
 
 impl Process {
-    /// Starts one in this pod.
+    /// Starts a process in this pod.
     pub(super) fn start(
         (number, pod): (u64, Option<(PodUid, PodRef)>),
         at: u64,
@@ -202,7 +202,7 @@ impl Process {
         });
     }
 
-    /// Opens the stream of the agent of this Node, whose token counts so long.
+    /// Opens a stream for the agent of this Node. Its token is valid for this long.
     pub(super) fn stream(&self, node: (NodeName, ObjectUid), token: Duration) -> AgentEnd {
         let _entered = self.runtime.enter();
         let (near, far) = tokio::io::duplex(PIPE);

@@ -6,8 +6,8 @@
 //!   LeaderSearch ──▶ some extender: serves, or names the leader
 //! ```
 //!
-//! When what is sent, and whom the agent asks next, is decided by the product's own code. What is simulated is the
-//! connection: its messages are late, or lost with it; its end reaches the extender later, or not before a timeout.
+//! The product's own code decides what is sent and when, and which extender the agent asks next. Only the connection is
+//! simulated: its messages are late, or lost with it; its end reaches the extender later, or only after a timeout.
 
 use super::api_server::ApiServers;
 use super::etcd::Kind;
@@ -37,7 +37,7 @@ const CONNECTS_WITHIN: u64 = 15 * SECOND;
 const GIVEN_UP: u64 = 35 * SECOND;
 /// Silence of the leader after which the agent connects again.
 const SILENCE: u64 = 22 * SECOND;
-/// So long before the end of its token an agent comes with a newer one.
+/// An agent opens a stream with a newer token this long before its token expires.
 const RENEWS: u64 = 10 * SECOND;
 /// How long an agent that leaves stays for pods that are bound.
 const STAYS: u64 = 20 * SECOND;
@@ -71,7 +71,7 @@ struct Connection {
     pace: ReportPace,
     /// Its number in the checks, once its first message has arrived.
     number: Option<u64>,
-    /// The pods that had processes when the last message was sent that has arrived.
+    /// The pods that had processes when the newest message that has arrived was sent.
     running: BTreeSet<PodUid>,
     view: Option<LeaderView>,
     heard: u64,
@@ -98,7 +98,7 @@ pub(super) struct Reporter {
     search: LeaderSearch,
     /// When its last stream that worked has ended.
     worked: u64,
-    /// Not before this moment the agent looks for the leader.
+    /// The agent looks for the leader at this moment at the earliest.
     not_before: u64,
     connecting: Option<Connecting>,
     /// The open streams. A newer one takes the place of the one before it once it is answered.
@@ -317,7 +317,7 @@ impl Reporter {
         let Some(stream) = self.streams.last_mut() else { return };
         let Some(report) = machine.agent_report(self.leaves.is_some(), around.now) else { return };
         if let Some(message) = stream.pace.due(Monotonic(around.now), &report) {
-            // Also where the agent cannot see them: the extender must not take them for gone.
+            // Also the processes that the agent cannot see: the extender must not treat them as gone.
             let running = machine.processes(around.now).into_keys();
             let last = stream.underway.back().map_or(0, |last| last.due);
             let due = last.max(around.now + around.weather.way(around.random));
@@ -343,7 +343,7 @@ impl Reporter {
     }
 }
 
-/// The result of what has to wait for nobody; `None` where it would wait.
+/// The result of a future that should be ready at once; `None` if it is not.
 fn at_once<T>(work: impl Future<Output = T>) -> Option<T> {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => Some(result),
@@ -353,7 +353,7 @@ fn at_once<T>(work: impl Future<Output = T>) -> Option<T> {
 
 impl Connection {
     fn open(process: &Process, node: &str, around: &mut Surroundings<'_>) -> Option<Connection> {
-        // A token is for the Node that there is now, and ends some time.
+        // A token is for the present Node of this name, and expires.
         let uid = around.api.etcd.get(Kind::Nodes, node)?.node().uid.clone();
         let token = around.random.between(20, 320);
         let of = (NodeName::parse(node).ok()?, ObjectUid::parse(&uid).ok()?);

@@ -25,8 +25,9 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
     let truth = truth(etcd);
     for process in std::iter::once(leader).chain(others.iter().copied()) {
         let mut believed = process.believes(claims);
-        // An order of an earlier term whose outcome is not known. One that follows settles it when it leads again, or the pod
-        // is bound or gone. The leader has none: it has written it again, or made it void.
+        // An order of an earlier term whose outcome is not known does not count. An extender that does not lead keeps
+        // it until it leads again, or the pod is bound or gone. The leader has no such order: it has written it again,
+        // or made it void.
         believed.retain(|uid, _| process.number == leader.number || !open_order(etcd, process, uid));
         if believed != truth {
             return Err(format!("extender-{} believes {}", process.number, difference(&believed, &truth)));
@@ -72,7 +73,7 @@ fn placed(stored: &Stored, machines: &[Machine], leader: &Process) -> Result<(),
         return Ok(());
     }
     if let Some(node) = &pod.node {
-        // One that a user put there by hand waits for a claim that never comes.
+        // A pod that a user put there by hand waits for a claim that never comes.
         return match pod.started() || pod.claim().is_none() {
             true => Ok(()),
             false => Err(format!("{} is bound to {node} and never starts", pod.name)),

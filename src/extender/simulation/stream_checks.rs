@@ -18,9 +18,9 @@ use model::id::{NodeName, PodUid};
 use model::time::Monotonic;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// So many looks at a process after something has reached it, it has taken that over.
+/// After this number of looks at a process, it has taken over what has reached it before.
 const TAKEN: u32 = 12;
-/// How long after a restore of etcd events from before it may be on their way.
+/// How long after a restore of etcd older events may still be on their way.
 const RESTORED: u64 = 60 * SECOND;
 
 /// A process, and a node whose agent has a stream to it.
@@ -69,7 +69,7 @@ impl StreamChecks {
         self.opened
     }
 
-    /// A message reaches a process. These pods have processes by it.
+    /// A message reaches a process. It says that these pods have processes.
     pub(super) fn reaches(&mut self, process: &Process, node: &str, stream: u64, running: &BTreeSet<PodUid>) {
         let key = (process.number, node.to_owned());
         self.unread.insert(process.number, TAKEN);
@@ -95,7 +95,7 @@ impl StreamChecks {
         self.refused.contains(&(process, uid.clone()))
     }
 
-    /// A process has told an agent that it knows that the agent leaves, and has named these pods.
+    /// A process has confirmed to an agent that the agent leaves, and has named these pods.
     pub(super) fn awaits(&mut self, process: u64, node: &str, stream: u64, pods: &[PodUid]) {
         let key = (process, node.to_owned());
         if self.is_newest(&key, stream) {
@@ -144,7 +144,7 @@ impl StreamChecks {
         if restored { Ok(()) } else { self.keeps_claims(process, taken, etcd) }
     }
 
-    /// What a process has forgotten was evidently over.
+    /// Checks that a process has forgotten only claims that are evidently over.
     fn keeps_claims(&mut self, process: &Process, taken: bool, etcd: &Etcd) -> Result<(), String> {
         let number = process.number;
         let known: BTreeSet<PodUid> = process.believes(|cluster| {
@@ -158,7 +158,7 @@ impl StreamChecks {
             return Err(format!("extender-{number} has released the claim of {uid}, which is bound and has not ended"));
         }
         knew.clone_from(&known);
-        // With its Node everything is gone that its agent has reported.
+        // When a Node is gone, the reports of its agent are gone too.
         let gone = |(node, uid): (&str, &str)| etcd.get(Kind::Nodes, node).is_none_or(|now| now.node().uid != uid);
         let newest = self.newest.iter().filter(|((one, node), (_, uid))| *one == number && gone((node, uid)));
         let lost: Vec<StreamKey> = newest.map(|(key, _)| key.clone()).collect();

@@ -295,7 +295,7 @@ impl World {
 
     pub(super) fn create_pod(&mut self, shape: Vec<ContainerShape>, node: Option<String>) {
         self.made += 1;
-        // Some names come again.
+        // Names are used again.
         let name = format!("pod-{}", self.made % 40);
         if self.api.etcd.pod(&name).is_some() {
             return;

@@ -292,7 +292,7 @@ impl World {
 
     fn run(&mut self, place: usize, number: u64) -> Result<(), String> {
         let steps = self.random.between(1, 24);
-        // The place of a process that only compared its beliefs is gone.
+        // The place is gone if the process was started only to compare its state with the leader's.
         let Some(at) = self.places.get_mut(place) else { return Ok(()) };
         let busy = at.busy;
         let Some(process) = at.process.as_mut().filter(|process| process.number == number && !at.paused) else {
