@@ -132,7 +132,7 @@ impl<K: PartialEq> Copies<K> {
         copy
     }
 
-    /// Removes the copies that are too old for a new reader and that nobody reads.
+    /// Removes the copies that are too old for a new reader and have no reader.
     fn forget_unread(&mut self) {
         self.copies.retain(|(_, copy)| copy.made.elapsed() < FRESH || Arc::strong_count(copy) > 1);
     }

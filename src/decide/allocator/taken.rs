@@ -7,8 +7,8 @@
 //!   claims on a device of which there is no record ─┘  and entries that name none: every device
 //! ```
 //!
-//! A pod with a claim that names only devices of this node holds what its claim says, whoever gave it its devices: the ledger
-//! counts it, and other pods may share the devices.
+//! A pod with a claim that names only devices of this node holds what its claim says, whichever plugin gave it its
+//! devices: the ledger counts it, and other pods may share the devices.
 //!
 //! What must never happen here: a device counts as free although a live pod has it, because the agent did not give it.
 
