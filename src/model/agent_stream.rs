@@ -43,7 +43,7 @@ pub enum AgentPhase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodStage {
     /// The kubelet has called `Allocate` for all of its containers, but the agent refuses to start them, because the pod has no
-    /// claim or its request cannot be read. The pod holds no device.
+    /// claim, its request cannot be read, or its claim names a device that the node does not have. The pod holds no device.
     Refused,
     /// The kubelet has not called `Allocate` for all of its containers.
     Waiting,

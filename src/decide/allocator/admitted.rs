@@ -41,14 +41,18 @@ impl NodeAllocator {
         pods.map(|gpu_pod| (gpu_pod.uid.clone(), stage(gpu_pod))).collect()
     }
 
-    /// Whether every start of a pod is refused, because it has no claim and gets no device without one, or its request cannot be
-    /// read. Only known once the kubelet has called `Allocate` for it: a container that another plugin has answered for starts
-    /// without this agent.
+    /// Whether every start of a pod is refused, because it has no claim and gets no device without one, its request cannot be
+    /// read, or its claim names a device that the node does not have. Only known once the kubelet has called `Allocate` for it: a
+    /// container that another plugin has answered for starts without this agent.
     fn is_refused(&self, gpu_pod: &GpuPod) -> bool {
         let refused = match self.effective_claim(gpu_pod) {
             EffectiveClaim::None => !self.shares(&gpu_pod.uid),
             EffectiveClaim::BadRequest(_) => true,
-            EffectiveClaim::Given(_) | EffectiveClaim::Unreadable(_) => false,
+            // While the driver shows no device, nothing is known about the claim.
+            EffectiveClaim::Given(claim) => {
+                !self.devices.is_empty() && claim.shares().any(|share| !self.devices.contains_key(&share.device))
+            }
+            EffectiveClaim::Unreadable(_) => false,
         };
         let ours = |(_, row): (&ContainerKey, &CheckpointEntry)| !row.is_foreign();
         let mut rows = self.held.iter().filter(|(key, _)| key.pod == gpu_pod.uid);
@@ -154,6 +158,22 @@ mod tests {
             allocator.set_gpu_pod(GpuPod { started: true, ..gpu_pod });
             assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [PodStage::Started], "{case}");
         }
+    }
+
+    #[test]
+    fn a_pod_whose_claim_names_a_device_that_the_node_does_not_have_is_refused() {
+        use model::agent_stream::PodStage;
+        let claim = |device| PodClaim::Given(vec![vec![device_share(device, 8, 10)], vec![], vec![]].into());
+        let mut rows = [row(1, "warm", &[(0, 1)], 1), row(1, "main", &[(1, 1)], 2)];
+        let stage = |device, rows: &[model::checkpoint::CheckpointEntry]| {
+            let mut allocator = allocator(vec![GpuPod { claim: claim(device), ..two(1, 8) }]);
+            allocator.set_checkpoint(rows);
+            allocator.stages().into_values().collect::<Vec<_>>()
+        };
+        assert_eq!((stage(0, &rows), stage(77, &rows)), (vec![PodStage::Allocated], vec![PodStage::Refused]));
+        assert_eq!(stage(77, &rows[..1]), [PodStage::Waiting], "the kubelet has not asked for all containers");
+        (rows[1].ticket, rows[1].foreign) = (None, true);
+        assert_eq!(stage(77, &rows), [PodStage::Allocated], "another plugin has answered for a container");
     }
 
     #[test]

@@ -195,7 +195,8 @@ impl NodeClaims {
         self.static_pods.names(uid).filter_map(|name| link.stage(name)).max()
     }
 
-    /// Whether the agent refuses every start of the pod, or will do so, and sees no process of it: it holds no GPU.
+    /// Whether the agent refuses every start of the pod, or will do so, and sees no process of it: it holds no GPU. An agent that
+    /// refuses pods without a claim also refuses a claim on a device that its node does not have.
     fn holds_none(&self, uid: &PodUid, claim: UnknownClaim) -> bool {
         let refuses = || self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed);
         let refused = match self.stage(uid) {
@@ -285,8 +286,13 @@ impl NodeClaims {
             let report = self.agent.as_ref().map(|link| &link.report);
             report.is_some_and(|report| report.withdrawn.contains(device) || report.gpus.contains_key(device))
         };
-        // A reservation is for devices that this leader has seen in the register.
-        let holds = |uid: &&PodUid| self.ledger.get(uid).is_some_and(|claim| claim.state != ClaimState::Assumed);
+        let holds = |uid: &&PodUid| match self.ledger.get(uid).map(|claim| claim.state) {
+            // A reservation is for devices that this leader has seen in the register.
+            None | Some(ClaimState::Assumed) => false,
+            // Anybody may write such a claim, and the agent refuses to start the pod.
+            Some(ClaimState::Bound) => !self.holds_none(uid, UnknownClaim::NotStarted),
+            Some(ClaimState::Started) => true,
+        };
         let unlisted = self.ledger.devices().filter(|device| !listed(device));
         let mut unknown = unlisted.filter(|device| !self.removed.contains(*device) && !withdrawn(*device));
         unknown.find_map(|device| Some((self.ledger.pods_on(device).find(holds)?.clone(), device.clone())))

@@ -650,4 +650,13 @@ fn a_claim_on_a_device_that_the_agent_has_withdrawn_takes_nothing_of_the_others(
     assert_eq!(closed(&cluster), None);
     cluster.forget_agents();
     assert_eq!(closed(&cluster), unknown, "a process that no longer leads has no reports");
+    // A user may bind pods with such claims by hand, again and again.
+    for stages in [&[][..], &[(&other.uid, PodStage::Waiting, 0)], &[(&other.uid, PodStage::Refused, 0)]] {
+        refusing(&mut cluster, stages);
+        assert_eq!(closed(&cluster), None, "the agent refuses it: {stages:?}");
+    }
+    for (stage, processes) in [(PodStage::Allocated, 0), (PodStage::Refused, 1), (PodStage::Started, 0)] {
+        refusing(&mut cluster, &[(&other.uid, stage, processes)]);
+        assert_eq!(closed(&cluster), unknown, "{stage:?} {processes}");
+    }
 }
