@@ -31,11 +31,12 @@ use wire::watch::{BadWatchAnswer, ReadObject, UnreadableObject, WatchEvent, Watc
 /// A watch lasts between this time and twice as long, so the agents of a cluster do not reconnect all at once.
 const LASTS: Duration = Duration::from_secs(150);
 /// A watch that has sent nothing for this long may be on a connection that has died silently, so another one begins on a
-/// new connection. The API server sends a bookmark each minute.
+/// new connection. The API server sends a bookmark each minute, so a second quiet watch is a failure.
 const QUIET: Duration = Duration::from_secs(75);
 /// Changes within this time are reported together: fifty pods that start at once cause one report.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// A watch counts as working once it has lasted this long or has sent an event.
+/// A watch counts as working once it has lasted this long or has sent an event. After a quiet watch only an event shows that
+/// the next one works: something on the way may accept connections and pass nothing on.
 const WORKS: Duration = Duration::from_secs(2);
 /// Maximum number of changes that wait for a report: more than a large cluster causes in 20 ms. Each takes two
 /// pointers.
@@ -118,6 +119,8 @@ struct Position {
     /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; a second one
     /// before a watch works is a failure.
     forgot: bool,
+    /// The last watch was quiet for too long, and none has sent anything since.
+    quiet: bool,
 }
 
 /// A list that was read to its end.
@@ -356,7 +359,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             tokio::select! {
                 biased;
                 () = sleep_until(report_at), if self.unreported.since.is_some() => self.report(),
-                () = sleep_until(begun + WORKS), if !works => {
+                () = sleep_until(begun + WORKS), if !works && !self.position.quiet => {
                     works = true;
                     self.works();
                 }
@@ -378,7 +381,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                     // No data, not even a bookmark or the end of the stream.
                     Err(_) => {
                         self.client.connection().is_silent(generation);
-                        if Instant::now() < end {
+                        if Instant::now() < end && !std::mem::replace(&mut self.position.quiet, true) {
                             tracing::debug!(kind = K::NAME, "a watch was quiet; another one begins on a new connection");
                             return Ok(());
                         }
@@ -497,7 +500,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
 
     fn works(&mut self) {
         self.listener.works();
-        self.position.forgot = false;
+        (self.position.forgot, self.position.quiet) = (false, false);
         self.unreported.since.get_or_insert_with(Instant::now);
     }
 
