@@ -130,6 +130,11 @@ impl Binder {
             let why = format!("{MOST} bindings wait for the API server; try again later");
             return Err(why);
         }
+        if !orders.contains_key(uid)
+            && let Some(why) = self.cluster.too_large(uid)
+        {
+            return Err(why.to_string());
+        }
         // Returns the same order if one is in progress, and an error if that is for another node.
         let (order, asked) = self.cluster.bind(uid, node).map_err(|why| why.to_string())?;
         if let Some(result) = orders.get(uid) {

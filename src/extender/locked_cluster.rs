@@ -31,12 +31,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use wire::placement::BadPlacementRequest;
 use wire::resource::RequestRules;
-use wire::{bound_pod, claim_origin, node_facts};
+use wire::{bound_pod, claim_origin, node_facts, placement};
 
 /// How long a pod's filter call is remembered for its bind. kube-scheduler waits up to 10 minutes for volumes
 /// (`bindTimeoutSeconds`).
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
+/// Maximum number of pods whose objects are known to be too large. etcd holds 8 GiB at most, so it has fewer of them.
+const MOST_LARGE: usize = 8192;
 /// How long a step of a scrape takes, until the node that it looks at is done: the claims of a full node take as long again.
 const STEP: Duration = Duration::from_micros(100);
 
@@ -56,6 +59,8 @@ pub(super) struct LockedCluster {
     unshown: Mutex<HashMap<PodUid, Option<Instant>>>,
     /// Pods without GPUs that kube-scheduler may ask to bind.
     plain: Mutex<PlainPods>,
+    /// Pods without a node whose objects have no room for what is written later, with their bytes.
+    large: Mutex<HashMap<PodUid, u32>>,
     rules: RequestRules,
     lease: LeaseName,
     known: watch::Sender<KnownBefore>,
@@ -109,6 +114,7 @@ impl LockedCluster {
             cluster: Mutex::new(ClusterState::new(rules)),
             unshown: Mutex::default(),
             plain: Mutex::default(),
+            large: Mutex::default(),
             rules: requests,
             lease,
             known,
@@ -130,12 +136,27 @@ impl LockedCluster {
         if pod.node.is_some() {
             self.plain.lock().forget(&pod.uid);
         }
+        self.size_is(pod);
         let shown = self.shown(pod);
         let mut cluster = self.cluster.lock();
         if pod.node.is_some() {
             self.unshown.lock().remove(&pod.uid);
         }
         take_over(&mut cluster, pod, shown);
+    }
+
+    fn size_is(&self, pod: &Pod) {
+        let mut large = self.large.lock();
+        if pod.node.is_some() || !placement::is_large(pod) {
+            large.remove(&pod.uid);
+        } else if large.len() < MOST_LARGE || large.contains_key(&pod.uid) {
+            large.insert(pod.uid.clone(), pod.bytes);
+        }
+    }
+
+    /// Why a pod cannot be bound, if its object has no room for what is written later. The pod watch shows the whole object.
+    pub(super) fn too_large(&self, uid: &PodUid) -> Option<BadPlacementRequest> {
+        self.large.lock().get(uid).map(|bytes| BadPlacementRequest::LargeObject { bytes: *bytes })
     }
 
     /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and in order. The
@@ -206,6 +227,7 @@ impl LockedCluster {
     /// A pod is proven gone.
     pub(super) fn pod_gone(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
+        self.large.lock().remove(uid);
         let mut cluster = self.cluster.lock();
         self.unshown.lock().remove(uid);
         cluster.pod_gone(uid);

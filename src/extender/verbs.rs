@@ -230,7 +230,10 @@ impl Verbs {
             // Kueue and others hold pods back with gates. kube-scheduler does not call the extender for such a pod, and the
             // API server would refuse its binding.
             Ok(Some(_)) if pod.gated => Asked::Refused(GATED.to_owned()),
-            Ok(Some(request)) => Asked::Gpus(Box::new(request)),
+            Ok(Some(request)) => match self.cluster.too_large(&pod.uid) {
+                Some(why) => Asked::Refused(why.to_string()),
+                None => Asked::Gpus(Box::new(request)),
+            },
             Err(why) => Asked::Refused(why.to_string()),
         }
     }

@@ -88,6 +88,13 @@ pub enum BadPlacementRequest {
     },
 }
 
+/// Whether the object of a pod has no room for what is written later. kube-scheduler leaves `managedFields` out of its calls,
+/// so only a pod that was read from the API server shows its whole size.
+#[must_use]
+pub fn is_large(pod: &Pod) -> bool {
+    usize::try_from(pod.bytes).unwrap_or(usize::MAX) > MAX_POD
+}
+
 /// The placement request of a pod; `None` for a pod that requests no GPU.
 ///
 /// # Errors
@@ -105,7 +112,7 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
     if gpus > most {
         return Err(BadPlacementRequest::ManyGpus { gpus, most });
     }
-    if usize::try_from(pod.bytes).unwrap_or(usize::MAX) > MAX_POD {
+    if is_large(pod) {
         return Err(BadPlacementRequest::LargeObject { bytes: pod.bytes });
     }
     let most = MAX_ANNOTATION - ROOM;

@@ -95,9 +95,21 @@ fn a_pod_as_large_as_etcd_stores_it_is_not_bound_and_holds_no_reservation_for_ev
     eventually("the end of the reservation", SOON, || {
         (extender.metric("gpu_steward_extender_claims{state=\"assumed\"}") == 0).then_some(())
     });
-    let answer = extender.filter(&stored(&server, &second), &["n1"]);
-    let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
-    assert!(why.contains("more than 1280 KiB its status may not fit"), "{answer}");
+    let refused = |asks: &Value| {
+        let answer = extender.filter(asks, &["n1"]);
+        let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
+        why.contains("more than 1280 KiB its status may not fit")
+    };
+    assert!(refused(&stored(&server, &second)));
+    // kube-scheduler leaves the managed fields out of its calls.
+    pod(&server, 3, 3000);
+    let third = server.object("pods", "ml", "train-3").unwrap();
+    let mut whole = third.clone();
+    whole["metadata"]["managedFields"] = json!([{ "manager": "x".repeat(LARGEST) }]);
+    server.put("pods", whole);
+    eventually("the size that the pod watch shows", SOON, || refused(&third).then_some(()));
+    server.put("pods", third.clone());
+    eventually("its size without them", SOON, || (extender.filter(&third, &["n1"])["NodeNames"] == json!(["n1"])).then_some(()));
 }
 
 #[test]
