@@ -57,6 +57,8 @@ mod overuse;
 #[cfg(test)]
 mod attack;
 #[cfg(test)]
+mod hostile_load;
+#[cfg(test)]
 mod stolen;
 #[cfg(test)]
 mod options;

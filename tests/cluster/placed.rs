@@ -270,11 +270,18 @@ impl Placed {
     /// kubelet has given each container as many devices as its claim names; and each running container has the devices of
     /// its claim. Returns the number of containers with GPUs that ran.
     pub(crate) fn check(&self, extender: SocketAddr) -> usize {
+        self.check_claims(extender);
+        self.check_kubelets();
+        check_containers(&self.cluster, &self.admin, &self.space.name)
+    }
+
+    /// Checks that no device is overclaimed, and that the extender's claims match the pods' annotations.
+    pub(crate) fn check_claims(&self, extender: SocketAddr) {
         let nodes = self.admin.get(&["nodes"]);
         let claimed = self.claimed();
         let mut known = 0;
         for node in nodes["items"].as_array().expect("a list") {
-            let text = node["metadata"]["annotations"][REGISTER].as_str().expect("a register");
+            let Some(text) = node["metadata"]["annotations"][REGISTER].as_str() else { continue };
             let gpus: Value = serde_json::from_str(text).expect("JSON");
             for gpu in gpus.as_array().expect("a list") {
                 let has = |field: &str| gpu[field].as_u64().expect("a number");
@@ -290,8 +297,6 @@ impl Placed {
         eventually("the extender's ledger to match the pods' claims", SETTLED, || {
             (Placed::ledger(extender) == self.claimed()).then_some(())
         });
-        self.check_kubelets();
-        check_containers(&self.cluster, &self.admin, &self.space.name)
     }
 
     /// The claimed part of each device in the extender's ledger.

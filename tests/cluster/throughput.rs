@@ -226,7 +226,7 @@ fn bindings_of_a_burst_that_fills_most_memory_are_hardly_ever_refused() {
     assert!(missed.is_empty(), "{missed:?}");
 }
 
-fn with_ours<T>(placed: &Placed, measure: impl FnOnce(SocketAddr) -> T) -> T {
+pub(crate) fn with_ours<T>(placed: &Placed, measure: impl FnOnce(SocketAddr) -> T) -> T {
     let extender = HostExtender::start_measured(placed);
     extender.wait_until_leads();
     measure(extender.address)
@@ -351,7 +351,7 @@ fn pods(numbers: std::ops::Range<usize>) -> Vec<Value> {
 }
 
 /// A kube-scheduler that has bound a pod.
-fn warm_scheduler(placed: &Placed, extender: SocketAddr) -> HostScheduler {
+pub(crate) fn warm_scheduler(placed: &Placed, extender: SocketAddr) -> HostScheduler {
     let scheduler = HostScheduler::start_unbounded(placed, extender);
     create(placed, vec![pod("first", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000 }))]);
     let path = ["pod", "first", "-n", &placed.space.name];
@@ -366,7 +366,7 @@ fn remove_all(placed: &Placed) {
 }
 
 /// Pods per second for this many pods, with this many events of the extender for each pod.
-fn rate(placed: &Placed, extender: SocketAddr, pods: (usize, usize)) -> f64 {
+pub(crate) fn rate(placed: &Placed, extender: SocketAddr, pods: (usize, usize)) -> f64 {
     let scheduler = warm_scheduler(placed, extender);
     let rate = rate_of(placed, &scheduler, pods);
     drop(scheduler);
