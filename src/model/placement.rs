@@ -11,9 +11,9 @@ pub struct GpuSelection {
     pub use_types: Vec<Arc<str>>,
     /// The product name contains none of these, in lower case (`nvidia.com/nouse-gputype`).
     pub avoid_types: Vec<Arc<str>>,
-    /// The UUID is one of these (`nvidia.com/use-gpuuuid`). Empty: any UUID.
+    /// The UUID is one of these (`nvidia.com/use-gpuuuid`), in order. Empty: any UUID.
     pub use_uuids: Vec<GpuUuid>,
-    /// The UUID is none of these (`nvidia.com/nouse-gpuuuid`).
+    /// The UUID is none of these (`nvidia.com/nouse-gpuuuid`), in order.
     pub avoid_uuids: Vec<GpuUuid>,
     /// This text contains the sharing mode of the GPU (`nvidia.com/vgpu-mode`). `None`: any mode.
     pub modes: Option<Arc<str>>,

@@ -150,6 +150,7 @@ impl ClusterState {
         let Some(node) = self.nodes.get(name) else { return false };
         let mut node = node.clone();
         victims.iter().for_each(|uid| node.release(uid));
+        node.take_proposal(&request.uid);
         let of_gang = self.devices_for(request, &node);
         let devices = of_gang.as_ref().unwrap_or_else(|| node.devices());
         place(request, devices, &self.rules.placement, CountedClaims::Claims).is_ok()

@@ -1,6 +1,5 @@
 //! The order of the nodes that fit a pod, the best of them, and their scores for kube-scheduler.
 
-use super::names::GOLDEN_RATIO;
 use crate::placement::Fill;
 use model::placement::NodePolicy;
 
@@ -12,6 +11,8 @@ pub(super) struct Suitability(u64);
 
 /// The highest bit.
 const BESIDE_PROPOSALS: u64 = 1 << 63;
+/// An odd number with random bits: the golden ratio times 2^64.
+const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The largest fill; larger fills count as equal. It is millions of times the fill of a real node.
 const MOST: u64 = BESIDE_PROPOSALS - 1;
 

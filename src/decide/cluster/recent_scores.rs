@@ -4,10 +4,9 @@
 //! the scores of a pod are forgotten, its prioritize call gives all nodes the same score. The bind checks the chosen
 //! node again in any case.
 
-use super::names::NameHasher;
+use foldhash::fast::RandomState;
 use model::id::PodUid;
 use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
 /// Number of pods whose scores are kept: more than the kube-schedulers that call at the same time. The scores of one
@@ -44,8 +43,7 @@ impl RecentScores {
 
 /// The scores of these nodes, in their order; 0 for a node that has none.
 pub(super) fn in_order(scores: &[(Box<str>, i64)], nodes: &[&str]) -> Vec<i64> {
-    let by_name: HashMap<&str, i64, BuildHasherDefault<NameHasher>> =
-        scores.iter().map(|(name, score)| (&**name, *score)).collect();
+    let by_name: HashMap<&str, i64, RandomState> = scores.iter().map(|(name, score)| (&**name, *score)).collect();
     nodes.iter().map(|name| by_name.get(name).copied().unwrap_or(0)).collect()
 }
 

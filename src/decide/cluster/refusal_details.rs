@@ -145,7 +145,7 @@ fn uuid_mismatch<'a>(selection: &GpuSelection, nodes: impl Iterator<Item = &'a N
         (!avoid_uuids.is_empty()).then(|| format!("none of {} ({AVOID_UUIDS})", texts(avoid_uuids))),
     ];
     let asked: Vec<String> = asked.into_iter().flatten().collect();
-    let absent = !use_uuids.is_empty() && !devices.any(|device| use_uuids.contains(&device.uuid));
+    let absent = !use_uuids.is_empty() && !devices.any(|device| use_uuids.binary_search(&device.uuid).is_ok());
     let there = if absent { "; these nodes have none of them" } else { "" };
     format!("the pod accepts {}{there}", asked.join(" and "))
 }

@@ -19,7 +19,8 @@ use crate::placement::{CountedClaims, NodeRefusal, Placement, PlacementNode, Ref
 use model::placement::PlacementRequest;
 use std::sync::Arc;
 
-/// Number of nodes that are judged in one step, which takes about 0.2 ms. The first call of a new kind judges all nodes.
+/// Number of nodes that are judged in one step for a pod of one container, which takes about 0.2 ms. The first call of a new kind
+/// judges all nodes.
 pub(super) const STEP: usize = 256;
 
 /// Gives access to the state for one step. Between the steps other callers use it.
@@ -127,7 +128,8 @@ impl Survey {
         let missing: Vec<&str> =
             nodes.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(name, _)| *name).collect();
         let mut made = Vec::with_capacity(missing.len());
-        for names in missing.chunks(STEP) {
+        let containers = request.requests.iter().filter(|container| container.slots > 0).count();
+        for names in missing.chunks((STEP / containers.max(1)).max(1)) {
             made.extend(state.with(|state| state.judge_all(request, &self.signature, names)));
         }
         Verdicts { kept, made }

@@ -7,6 +7,7 @@ use super::rules::{CountedClaims, Placement, PlacementRules};
 use super::score::{Capacity, FillTerms};
 use crate::ledger::{ALL_CORES, DeviceDemand};
 use model::claim::{Claim, DeviceShare};
+use model::id::GpuUuid;
 use model::placement::{GpuSelection, PlacementRequest, ScoreWeights};
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use model::unit::{Bytes, CorePercent};
@@ -39,7 +40,7 @@ pub fn place(
         rules,
         counted,
         weights: rules.weights(&request.preference),
-        barred: node.devices.iter().map(|device| barred(device, &request.selection)).collect(),
+        barred: all_barred(&node.devices, &request.selection),
         taken: vec![Taken::default(); node.devices.len()],
     };
     let containers: Result<Vec<Vec<DeviceShare>>, NodeRefusal> =
@@ -49,19 +50,34 @@ pub fn place(
     Ok(Placement { claim, terms, fill: terms.fill(attempt.weights) })
 }
 
-/// The test that every container of the pod fails on this device, whatever it requests.
-fn barred(device: &PlacementDevice, selection: &GpuSelection) -> Option<RefusalReason> {
+/// For each device the test that every container of the pod fails on it, whatever the container requests. The devices of a node
+/// are mostly of one kind, which is judged once: a pod may name 64 products.
+fn all_barred(devices: &[PlacementDevice], selection: &GpuSelection) -> Vec<Option<RefusalReason>> {
+    let mut last: Option<(&Arc<DeviceKind>, bool)> = None;
+    let judged = devices.iter().map(|device| {
+        let accepted = match last {
+            Some((kind, accepted)) if Arc::ptr_eq(kind, &device.kind) => accepted,
+            _ => accepts_kind(selection, &device.kind),
+        };
+        last = Some((&device.kind, accepted));
+        barred(device, selection, accepted)
+    });
+    judged.collect()
+}
+
+fn barred(device: &PlacementDevice, selection: &GpuSelection, accepts_kind: bool) -> Option<RefusalReason> {
     match device.fitness {
         DeviceFitness::Fit => {}
         DeviceFitness::Unhealthy => return Some(RefusalReason::CardNotHealth),
         DeviceFitness::Cordoned => return Some(RefusalReason::CardCordoned),
         DeviceFitness::InUse => return Some(RefusalReason::CardInUse),
     }
-    if !accepts_kind(selection, &device.kind) {
+    if !accepts_kind {
         return Some(RefusalReason::CardTypeMismatch);
     }
     let GpuSelection { use_uuids, avoid_uuids, .. } = selection;
-    let barred = (!use_uuids.is_empty() && !use_uuids.contains(&device.uuid)) || avoid_uuids.contains(&device.uuid);
+    let named = |uuids: &[GpuUuid]| uuids.binary_search(&device.uuid).is_ok();
+    let barred = (!use_uuids.is_empty() && !named(use_uuids)) || named(avoid_uuids);
     barred.then_some(RefusalReason::CardUuidMismatch)
 }
 
@@ -134,7 +150,8 @@ impl<'a> Attempt<'a> {
     /// The devices among the candidates, in order; fewer than `count` where not enough fit together.
     fn choose(&self, candidates: &[Candidate<'a>], count: usize, topology: bool) -> Vec<Candidate<'a>> {
         let pick = |candidates: &[Candidate<'a>]| -> Vec<Candidate<'a>> {
-            if !topology || candidates.len() <= count {
+            // Without links all GPUs are equally well connected.
+            if !topology || candidates.len() <= count || self.node.links.is_empty() {
                 return candidates.iter().take(count).copied().collect();
             }
             let places = order::best_connected(candidates, self.node, count);

@@ -131,8 +131,9 @@ impl<'de: 'a, 'a, P: Deserialize<'de> + Victim> Visitor<'de> for VictimMap<'a, P
             }
             let victims: Option<AnyCase<RawVictims<P>>> = map.next_value()?;
             let RawVictims { pods, pdb_violations } = victims.map(|victims| victims.0).unwrap_or_default();
+            // Users can make so many pods. One such node must not keep kube-scheduler from preempting on the others.
             if pods.0.len() > MAX_POD_OBJECTS {
-                return Err(A::Error::custom(format_args!("node {node:.80} has more than {MAX_POD_OBJECTS} victims")));
+                continue;
             }
             let pods: Result<_, _> = pods.0.iter().map(|pod| PodUid::parse(pod.uid())).collect();
             let pods = pods.map_err(A::Error::custom)?;
