@@ -12,6 +12,7 @@ use serve::log::LogFormat;
 use serve::log::level::Verbosity;
 use serve::server::certificate::Tls;
 use sources::roots::HostRoots;
+use sources::simulated;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -168,6 +169,29 @@ pub enum Gpus {
     None,
 }
 
+impl Gpus {
+    /// Parses `nvml`, `none` or `simulated[=MODEL[:COUNT]]`.
+    ///
+    /// # Errors
+    /// What is expected, or why such GPUs cannot be simulated.
+    pub fn parse(text: &str) -> Result<Gpus, String> {
+        const EXPECTED: &str = "expected nvml, none or simulated[=MODEL[:COUNT]], such as simulated=H100:8";
+        let what = match text {
+            "nvml" => return Ok(Gpus::Nvml),
+            "none" => return Ok(Gpus::None),
+            "simulated" => "H100:8",
+            _ => text.strip_prefix("simulated=").ok_or(EXPECTED)?,
+        };
+        let (model, count) = what.split_once(':').unwrap_or((what, "8"));
+        if model.is_empty() {
+            return Err(EXPECTED.into());
+        }
+        let count = count.parse::<u32>().map_err(|_| EXPECTED)?;
+        simulated::check(model, count)?;
+        Ok(Gpus::Simulated { model: model.into(), count })
+    }
+}
+
 /// Whether kubelet's topology manager takes part in the choice of a container's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
@@ -196,4 +220,45 @@ pub enum RegisterFormat {
     Json,
     /// HAMi up to 2.7.
     Colon,
+}
+
+impl RegisterFormat {
+    /// Parses `json` or `colon`.
+    ///
+    /// # Errors
+    /// What is expected.
+    pub fn parse(text: &str) -> Result<RegisterFormat, String> {
+        match text {
+            "json" => Ok(RegisterFormat::Json),
+            "colon" => Ok(RegisterFormat::Colon),
+            _ => Err("expected json or colon".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpu_sources_are_parsed() {
+        let simulated = |model: &str, count| Some(Gpus::Simulated { model: model.into(), count });
+        for (text, expect) in [
+            ("nvml", Some(Gpus::Nvml)),
+            ("none", Some(Gpus::None)),
+            ("simulated", simulated("H100", 8)),
+            ("simulated=A100", simulated("A100", 8)),
+            ("simulated=T4:2", simulated("T4", 2)),
+            ("simulated=", None),
+            ("simulated=T4:0", None),
+            ("simulated=T4:16", simulated("T4", 16)),
+            ("simulated=T4:17", None),
+            ("simulated=T4:-1", None),
+            ("simulated=T5:2", None),
+            ("simulated:T4", None),
+            ("cuda", None),
+        ] {
+            assert_eq!(Gpus::parse(text).ok(), expect, "{text}");
+        }
+    }
 }

@@ -34,6 +34,22 @@ pub enum LogFormat {
     Auto,
 }
 
+impl LogFormat {
+    /// Parses `text`, `json`, `journald` or `auto`.
+    ///
+    /// # Errors
+    /// What is expected.
+    pub fn parse(text: &str) -> Result<LogFormat, String> {
+        match text {
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
+            "journald" => Ok(LogFormat::Journald),
+            "auto" => Ok(LogFormat::Auto),
+            _ => Err("expected text, json, journald or auto".into()),
+        }
+    }
+}
+
 /// The handles that the rest of the program needs.
 #[derive(Clone, Debug)]
 pub struct Telemetry {

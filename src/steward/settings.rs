@@ -19,12 +19,13 @@ pub(crate) mod stream;
 pub(crate) mod extender;
 pub(crate) mod reload;
 
-use agent::settings::{AgentSettings, LiveSettings, SharingSettings, SourceSettings};
+use agent::settings::{AgentSettings, Gpus, LiveSettings, RegisterFormat, SharingSettings, SourceSettings};
 use decide::health::HealthPolicy;
 use effects::http::MetricSets;
 use layer::{Layers, Problem, RawSettings, RawValue};
 use model::id::NodeName;
 use reader::Reader;
+use serve::log::LogFormat;
 use serve::log::level::Verbosity;
 use serve::server::certificate::Tls;
 use sources::roots::HostRoots;
@@ -80,7 +81,7 @@ impl Reader<'_> {
         let allowed_hosts = self.take("allowed-hosts", |text| value::unless_none(text, value::hosts));
         let tls = self.tls();
         let sources = self.sources();
-        let log_format = self.take("log-format", value::log_format);
+        let log_format = self.take("log-format", LogFormat::parse);
         let live = self.live();
         Some(AgentSettings {
             standalone: standalone?,
@@ -105,7 +106,7 @@ impl Reader<'_> {
     }
 
     fn sources(&mut self) -> Option<SourceSettings> {
-        let gpus = self.take("gpus", value::gpus);
+        let gpus = self.take("gpus", Gpus::parse);
         let nvml_library = self.take("nvml-library", |text| value::unless_auto(text, value::path));
         let kernel_log = self.take("kernel-log", |text| value::unless_none(text, value::path));
         let roots = self.roots();
@@ -161,7 +162,7 @@ impl Reader<'_> {
         let limiter_library = self.take("limiter-library", |text| value::unless_none(text, value::path));
         let pod_files_limit = self.take("pod-files-limit", value::files_limit);
         let evict_over_use = self.take("evict-over-use", value::switch);
-        let register_format = self.take("register-format", value::register_format);
+        let register_format = self.take("register-format", RegisterFormat::parse);
         let handshakes = self.take("handshake", value::switch);
         let labelling = self.take("node-labels", value::labelling);
         let kubelet_root = self.take("kubelet-root", value::path);

@@ -7,6 +7,7 @@ use decide::cluster::ClusterRules;
 use decide::election::ElectionTimes;
 use decide::placement::PlacementRules;
 use extender::settings::{ExtenderSettings, LeaseSettings};
+use serve::log::LogFormat;
 use serve::log::level::Verbosity;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -74,7 +75,7 @@ impl Reader<'_> {
         let rules = self.cluster_rules();
         let resources = self.resources();
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::paths));
-        let log_format = self.take("log-format", value::log_format);
+        let log_format = self.take("log-format", LogFormat::parse);
         let verbosity = self.take("v", Verbosity::parse);
         let (resources, device_config) = (resources?, device_config?.unwrap_or_default());
         let settings = ExtenderSettings {

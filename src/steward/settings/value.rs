@@ -1,16 +1,14 @@
 //! Parses the texts of settings into typed values. The parsing is pure: the same text gives the same value on every
 //! machine.
 
-use agent::settings::{Gpus, RegisterFormat, Topology};
+use agent::settings::Topology;
 use decide::cluster::{AnsweredNodes, NodeChoice};
 use decide::labels::Labelling;
 use model::placement::{GpuPolicy, NodePolicy, ScoreWeights};
 use model::pod::{LabelKeys, MAX_LABEL_KEYS};
 use model::unit::Bytes;
 use model::xid;
-use serve::log::LogFormat;
 use sources::names::CriSocket;
-use sources::simulated;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -135,15 +133,6 @@ fn size(text: &str) -> Result<Bytes, Why> {
     let (number, shift) = known.ok_or("a size needs a unit: KiB, MiB or GiB")?;
     let number: u64 = number.trim_end().parse().map_err(|_| "expected a size such as 64MiB")?;
     number.checked_mul(1 << shift).map(Bytes).ok_or_else(|| "too large".into())
-}
-
-/// The format of the register annotation.
-pub(crate) fn register_format(text: &str) -> Result<RegisterFormat, Why> {
-    match text {
-        "json" => Ok(RegisterFormat::Json),
-        "colon" => Ok(RegisterFormat::Colon),
-        _ => Err("expected json or colon".into()),
-    }
 }
 
 /// `auto`, `on`, `off`.
@@ -317,35 +306,6 @@ pub(crate) fn cri_socket(text: &str) -> Result<CriSocket, Why> {
     }
 }
 
-/// `nvml`, `none`, `simulated[=MODEL[:COUNT]]`.
-pub(crate) fn gpus(text: &str) -> Result<Gpus, Why> {
-    const EXPECTED: &str = "expected nvml, none or simulated[=MODEL[:COUNT]], such as simulated=H100:8";
-    let what = match text {
-        "nvml" => return Ok(Gpus::Nvml),
-        "none" => return Ok(Gpus::None),
-        "simulated" => "H100:8",
-        _ => text.strip_prefix("simulated=").ok_or(EXPECTED)?,
-    };
-    let (model, count) = what.split_once(':').unwrap_or((what, "8"));
-    if model.is_empty() {
-        return Err(EXPECTED.into());
-    }
-    let count = count.parse::<u32>().map_err(|_| EXPECTED)?;
-    simulated::check(model, count)?;
-    Ok(Gpus::Simulated { model: model.into(), count })
-}
-
-/// `text`, `json`, `journald`, `auto`.
-pub(crate) fn log_format(text: &str) -> Result<LogFormat, Why> {
-    match text {
-        "text" => Ok(LogFormat::Text),
-        "json" => Ok(LogFormat::Json),
-        "journald" => Ok(LogFormat::Journald),
-        "auto" => Ok(LogFormat::Auto),
-        _ => Err("expected text, json, journald or auto".into()),
-    }
-}
-
 /// The name of an object or a namespace of Kubernetes.
 pub(crate) fn object_name(text: &str) -> Result<String, Why> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
@@ -399,6 +359,7 @@ pub(crate) fn score_step(text: &str) -> Result<i64, Why> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use agent::settings::Gpus;
 
     #[test]
     fn times_need_a_unit() {
@@ -434,28 +395,6 @@ mod tests {
         }
         assert_eq!(quiet("0s"), Ok(Duration::ZERO));
         assert!(quiet("25h").is_err());
-    }
-
-    #[test]
-    fn gpu_sources_are_parsed() {
-        let simulated = |model: &str, count| Some(Gpus::Simulated { model: model.into(), count });
-        for (text, expect) in [
-            ("nvml", Some(Gpus::Nvml)),
-            ("none", Some(Gpus::None)),
-            ("simulated", simulated("H100", 8)),
-            ("simulated=A100", simulated("A100", 8)),
-            ("simulated=T4:2", simulated("T4", 2)),
-            ("simulated=", None),
-            ("simulated=T4:0", None),
-            ("simulated=T4:16", simulated("T4", 16)),
-            ("simulated=T4:17", None),
-            ("simulated=T4:-1", None),
-            ("simulated=T5:2", None),
-            ("simulated:T4", None),
-            ("cuda", None),
-        ] {
-            assert_eq!(gpus(text).ok(), expect, "{text}");
-        }
     }
 
     #[test]
@@ -496,7 +435,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_text_gives_a_value_or_an_error(text in ".{0,40}") {
-            let _ = (time(&text), address(&text), gpus(&text), path(&text), socket_path(&text));
+            let _ = (time(&text), address(&text), Gpus::parse(&text), path(&text), socket_path(&text));
         }
     }
 }
