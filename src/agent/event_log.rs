@@ -63,9 +63,10 @@ pub(crate) fn log_pod_event(pod: &PodRef, event: &PodEvent<'_>) {
             "a container runs without its limits: the runtime accepts CDI devices from kubelet and ignores them \
              (enable_cdi of containerd?)"
         ),
-        PodEvent::NoRoom => {
-            tracing::warn!(%pod, "the pod's claim does not fit on this node: marked for eviction, to be placed anew");
-        }
+        PodEvent::NoRoom => tracing::warn!(
+            %pod,
+            "the pod's claim does not fit on this node: marked for eviction, to be scheduled again"
+        ),
         PodEvent::GpuMissing(gpu) => {
             tracing::warn!(%pod, gpu_uuid = %gpu, "a pod runs and holds a GPU that this node does not list");
         }

@@ -38,8 +38,8 @@ use wire::{binding, placement};
 
 /// How long kube-scheduler waits for an answer, less a second for the network: the printed configuration has 5 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
-/// Most orders whose outcome is unknown. kube-scheduler binds at most some hundred pods at once. More wait only while the API
-/// server does not answer, and then no more should be added.
+/// Maximum number of orders whose outcome is unknown. kube-scheduler binds at most some hundred pods at once. There are more
+/// only while the API server does not answer, and then no order should be added.
 const MOST: usize = 2_000;
 
 /// The result of an order as its task reports it: `None` while it is unknown.
@@ -86,7 +86,7 @@ impl Binder {
                 RepeatedBind::Refused(why) => Err(why),
                 RepeatedBind::TakenBack => {
                     self.is_taken_back(uid);
-                    Err("etcd was restored to an older state; all pods are read anew, try again".into())
+                    Err("etcd was restored to an older state, and all pods are read again; try later".into())
                 }
             };
         }
@@ -175,8 +175,9 @@ impl Binder {
         }
     }
 
-    /// Binds a pod that requests no GPU. Nothing is reserved for it, so its binding is not followed after kube-scheduler has an
-    /// answer: it places the pod again, and the API server binds the pod once, as if kube-scheduler had written both bindings.
+    /// Binds a pod that requests no GPU. Nothing is reserved for it, so the extender does not follow its binding after it has
+    /// answered. After an error kube-scheduler places the pod again. The API server binds the pod only once, as if
+    /// kube-scheduler itself had written both bindings.
     async fn bind_plain(&self, args: &ExtenderBindingArgs, version: Option<u64>) -> Result<(), Arc<str>> {
         let ExtenderBindingArgs { uid, pod, node } = args.clone();
         let order = BindOrder {
@@ -190,7 +191,7 @@ impl Binder {
         let written =
             timeout_at(Instant::now() + ANSWER_WITHIN, self.carry_out(OrderStages::without_gpus(order))).await;
         let written = written.unwrap_or_else(|_| Some(Err("the API server has not answered yet".into())));
-        let bound = written.unwrap_or_else(|| Err("this extender leads no longer".into()));
+        let bound = written.unwrap_or_else(|| Err("this extender is no longer the leader".into()));
         match &bound {
             Ok(()) => tracing::info!(%pod, %node, "bound {pod} to {node}: it requests no GPU"),
             Err(why) => {
@@ -201,7 +202,7 @@ impl Binder {
         bound
     }
 
-    /// Carries out the steps of an order until it has ended; `None` where the extender stops before.
+    /// Carries out the steps of an order until it has ended; `None` if the extender stops first.
     async fn carry_out(&self, mut stages: OrderStages) -> Option<BindResult> {
         let BindOrder { uid, pod, node, .. } = stages.order().clone();
         loop {
@@ -214,7 +215,7 @@ impl Binder {
                 BindStep::Fence(version) => {
                     let mark = (FENCE, &*version.to_string());
                     if let Err(error) = self.client.mark_pod(&uid, &pod, mark).await {
-                        tracing::debug!(%pod, %error, "an earlier binding is not made void yet: {error}");
+                        tracing::debug!(%pod, %error, "an earlier binding cannot be made void yet: {error}");
                     }
                 }
                 BindStep::Read => {
@@ -241,7 +242,7 @@ impl Binder {
         }
     }
 
-    /// Writes an order once. The call ends with the term: it may first have to connect, and must not begin to write after that.
+    /// Writes an order once. The call ends when the term ends: it may first have to connect, and must not write after the term.
     async fn post(&self, order: &BindOrder) -> PostAnswer {
         let binding = match binding::encode(order, self.cluster.lease(), clock::now().wall) {
             Ok(binding) => binding,

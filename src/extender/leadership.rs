@@ -239,26 +239,26 @@ impl Leadership {
                 self.pods_wanted.notify_one();
                 self.relists[1].notify_one();
             }
-            Some(ElectionChange::Restored) => self.reads_anew(state),
+            Some(ElectionChange::Restored) => self.reads_again(state),
             Some(ElectionChange::Lost) => {
                 (state.won, state.caught_up) = (None, false);
-                tracing::warn!("this extender leads no longer; it decides nothing until it wins again");
+                tracing::warn!("this extender is no longer the leader; it decides nothing until it wins again");
             }
         }
     }
 
     /// A bound pod has no node any more. So etcd was restored to an older state, and everything that was read before
-    /// may be wrong. A leader decides again only after it has read all pods and Nodes anew.
+    /// may be wrong. A leader decides again only after it has read all pods and Nodes once more.
     pub(super) fn etcd_was_restored(&self) {
         let mut state = self.state.lock();
         if state.caught_up {
-            self.reads_anew(&mut state);
+            self.reads_again(&mut state);
         }
     }
 
-    fn reads_anew(&self, state: &mut LeadershipState) {
+    fn reads_again(&self, state: &mut LeadershipState) {
         tracing::warn!(
-            "etcd was restored to an older state: all pods and Nodes are read anew before the next decision"
+            "etcd was restored to an older state: all pods and Nodes are read again before the next decision"
         );
         (state.won, state.caught_up) = (Some(Instant::now()), false);
         self.relists.iter().for_each(|relist| relist.notify_one());

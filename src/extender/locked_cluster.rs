@@ -2,8 +2,8 @@
 //!
 //! The state is behind one lock, which is held only inside the methods of this file and never while something waits: a
 //! call borrows the names of nodes from the request's bytes, so it cannot go through a queue to another task without
-//! a copy of up to 15,000 names. A change takes some microseconds, and so does a step of a call about thousands of nodes,
-//! which looks at most of them without the lock; the first call of a kind has steps of 0.2 ms
+//! a copy of up to 15,000 names. A change holds the lock for some microseconds. So does each step of a filter call, which
+//! judges most of its thousands of nodes without the lock; the first call of a kind has steps of 0.2 ms
 //! ([`decide::cluster::filter`]).
 
 use super::plain_pods::{PlainPod, PlainPods};
@@ -40,10 +40,11 @@ use wire::{bound_pod, claim_origin, node_facts, placement};
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
 /// Maximum number of pods whose objects are known to be too large. etcd holds 8 GiB at most, so it has fewer of them.
 const MOST_LARGE: usize = 8192;
-/// How long a step of a scrape takes, until the node that it looks at is done: the claims of a full node take as long again.
+/// How long a step of a scrape holds the lock before it finishes with the current node. A full node takes as long again.
 const STEP: Duration = Duration::from_micros(100);
 
-/// The moments before which everything written is known: when the newest lists, or a mark of this process, were begun.
+/// Everything that was written before these moments is known. Each is the moment at which the newest list, or a mark of this
+/// process, was begun.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KnownBefore {
     pub(super) pods: Option<Instant>,
@@ -59,7 +60,7 @@ pub(super) struct LockedCluster {
     unshown: Mutex<HashMap<PodUid, Option<Instant>>>,
     /// Pods without GPUs that kube-scheduler may ask to bind.
     plain: Mutex<PlainPods>,
-    /// Pods without a node whose objects have no room for what is written later, with their bytes.
+    /// Pods without a node whose objects have no room for what is written to them later, with the bytes of each object.
     large: Mutex<HashMap<PodUid, u32>>,
     rules: RequestRules,
     lease: LeaseName,
@@ -159,8 +160,8 @@ impl LockedCluster {
         self.large.lock().get(uid).map(|bytes| BadPlacementRequest::LargeObject { bytes: *bytes })
     }
 
-    /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and in order. The
-    /// watch may show the end of the pod while this call waits for the lock, so the check is made under the lock.
+    /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and keeps the order of
+    /// changes. The watch may show the end of the pod while this call waits for the lock, so the check is made under the lock.
     pub(super) fn pod_was_read(&self, pod: &Pod) {
         let shown = self.shown(pod);
         let mut cluster = self.cluster.lock();
@@ -170,7 +171,7 @@ impl LockedCluster {
         }
     }
 
-    /// What the state takes over of a pod. It is made before the state is locked.
+    /// What the state takes over of a pod. This is computed before the state is locked.
     fn shown(&self, pod: &Pod) -> ShownPod {
         let mut bound = bound_pod::of(pod, &self.rules);
         if planted(PlantedMistake::ForgottenInitContainer) {
@@ -204,7 +205,7 @@ impl LockedCluster {
         self.cluster.lock().closing(name).map(|why| why.to_string())
     }
 
-    /// What the reason codes of these refused nodes do not say, for the owner of the pod.
+    /// Details for the owner of the pod that the reason codes of these refused nodes do not give.
     pub(super) fn refusal_details(
         &self,
         request: &PlacementRequest,
@@ -254,7 +255,7 @@ impl LockedCluster {
         self.known.send_modify(|known| known.nodes = known.nodes.max(Some(moment)));
     }
 
-    /// The moments up to which everything is known, with each change of them.
+    /// Receives each change of the moments before which everything is known.
     pub(super) fn known(&self) -> watch::Receiver<KnownBefore> {
         self.known.subscribe()
     }
@@ -286,7 +287,7 @@ impl LockedCluster {
         self.unshown.lock().get(uid).is_some_and(Option::is_some)
     }
 
-    /// Time since the oldest binding was written that the pod watch has not shown.
+    /// Time since the oldest binding that the pod watch has not confirmed yet; zero if all are confirmed.
     pub(super) fn watch_lag(&self) -> Duration {
         let written = self.unshown.lock().values().flatten().min().copied();
         written.map_or(Duration::ZERO, |written| written.elapsed())
@@ -364,7 +365,7 @@ impl LockedCluster {
         order.map(|order| (order, asked))
     }
 
-    /// What is to be done next for an order. `may_write`: whether this process leads and is not stopping.
+    /// The next step of an order. `may_write`: whether this process leads and is not stopping.
     pub(super) fn next_step(&self, stages: &mut OrderStages, may_write: bool) -> BindStep {
         stages.next(clock::monotonic(), &mut self.cluster.lock(), may_write)
     }
@@ -454,12 +455,12 @@ impl LockedCluster {
         look(&self.cluster.lock())
     }
 
-    /// The node of a pod's claim, and how far the claim has come.
+    /// The node of a pod's claim, and the state of the claim.
     pub(super) fn claim_of(&self, uid: &PodUid) -> Option<(NodeName, ClaimState)> {
         self.cluster.lock().claim_of(uid).map(|(node, state)| (node.clone(), state))
     }
 
-    /// What is in the state, counted over all nodes: for a scrape.
+    /// Counts nodes, claims and waiting pods for a scrape.
     pub(super) fn counts(&self) -> ClusterCounts {
         let mut counts = {
             let cluster = self.cluster.lock();

@@ -53,7 +53,7 @@ const WATCH_LAG: MetricFamily = MetricFamily {
     unit: "seconds",
     ..MetricFamily::gauge(
         "gpu_steward_extender_watch_lag_seconds",
-        "Time since the oldest binding was written that the pod watch has not shown; 0 without any.",
+        "Seconds since the oldest binding that the pod watch has not confirmed yet; 0 if all are confirmed.",
     )
 };
 const NODES: MetricFamily =
@@ -62,7 +62,7 @@ const WATCH_AGE: MetricFamily = MetricFamily {
     unit: "seconds",
     ..MetricFamily::gauge(
         "gpu_steward_extender_watch_age_seconds",
-        "Time since the API server sent anything about this kind of objects.",
+        "Time since the API server sent anything about this kind of object.",
     )
 };
 const UNREADABLE: MetricFamily = MetricFamily::counter(
@@ -77,7 +77,7 @@ const CONNECTIONS: MetricFamily =
     MetricFamily::gauge("gpu_steward_extender_connections", "Connections to the port that are open.");
 const CUT: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_connections_cut_total",
-    "Connections that were closed for newer ones or because their client took no answer, or refused because all were busy.",
+    "Connections that were closed to make room for newer ones or because the client did not read its answer, or refused because all were busy.",
 );
 const DROPPED: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_events_dropped_total",
@@ -104,7 +104,7 @@ const STREAM_CONNECTIONS: MetricFamily =
     MetricFamily::gauge("gpu_steward_extender_stream_connections", "Connections to the TLS port that are open.");
 const STREAM_CUT: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_stream_connections_cut_total",
-    "Connections to the TLS port that were closed for newer ones or because their client took no answer, or refused because all were busy.",
+    "Connections to the TLS port that were closed to make room for newer ones or because the client did not read its answer, or refused because all were busy.",
 );
 const FAILED_HANDSHAKES: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_failed_handshakes_total",

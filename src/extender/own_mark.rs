@@ -1,9 +1,9 @@
 //! Finds out whether this process has seen everything that was written to pods before a moment, without reading all
-//! pods anew.
+//! pods again.
 //!
 //! ```text
 //!   won ──▶ writes a mark on its own pod ──▶ the pod watch shows it ──▶ all earlier changes are in LockedCluster
-//!     └──── outside a pod, before the first list, or if the mark is not seen in time ──▶ all pods are read anew
+//!     └──── outside a pod, before the first list, or if the mark is not seen in time ──▶ all pods are read again
 //! ```
 //!
 //! A watch shows the writes to all pods in the order in which they were made. So a process that has seen its own mark
@@ -109,7 +109,7 @@ impl OwnMark {
             };
             self.state.lock().awaited = None;
             if !seen {
-                tracing::info!(%pod, "the pod watch did not show the mark on the own pod in time: all pods are read anew");
+                tracing::info!(%pod, "the pod watch did not show the mark of this process in time: all pods are read again");
                 relist.notify_one();
             }
         }
@@ -127,7 +127,7 @@ impl OwnMark {
             value
         };
         if let Err(error) = self.client.mark_pod(uid, pod, (LEADS, &value)).await {
-            tracing::debug!(%pod, %error, "the own pod cannot be marked: {error}");
+            tracing::debug!(%pod, %error, "this process cannot mark its own pod: {error}");
             // If only the answer was lost, the mark may still have been written, so wait for it. A refused mark is
             // never written.
             if error.refusal().is_some() {

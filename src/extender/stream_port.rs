@@ -83,7 +83,7 @@ impl StreamPort {
             let (_taken, _permit) = (taken, permit);
             match opening::begun(request).await {
                 Ok(messages) => streams.serve(agent, messages).await,
-                Err(error) => tracing::debug!(%error, "a stream has ended before its begin"),
+                Err(error) => tracing::debug!(%error, "agent stream closed during the handshake"),
             }
         });
         opening::accepted()

@@ -1,4 +1,4 @@
-//! The health of the watches of pods and Nodes: since when one does not run, how many objects are left out.
+//! The health of the watches of pods and Nodes: since when a watch has not run, and how many objects are left out.
 //!
 //! A leader decides by what its watches show. While one of them does not run, the state gets old: pods are bound by
 //! others, claims end, Nodes change. A short break costs nothing, because the API server refuses a second binding of a
@@ -16,8 +16,8 @@ use tokio::time::Instant;
 const FIRST: Duration = Duration::from_millis(500);
 /// See [`FIRST`]. It is short, because the state of a leader without a watch gets old.
 const LONGEST: Duration = Duration::from_secs(15);
-/// How long a watch may not run before a leader is blind: longer than a new list of the largest cluster takes, and than a
-/// restart of the API server.
+/// A leader is blind when a watch has not run for this time. It is longer than a new list of the largest cluster, or a restart
+/// of the API server, takes.
 const BLIND_AFTER: Duration = Duration::from_secs(60);
 
 /// The state of one watch, for decisions, readiness and metrics.
@@ -38,14 +38,14 @@ struct WatchState {
     /// Since when no watch has run; `None` while one runs.
     stopped: Option<Instant>,
     /// Whether the log already has a line that the watch has not run for too long.
-    told: bool,
+    warned: bool,
     backoff: Backoff,
 }
 
 impl WatchHealth {
     pub(super) fn new(what: &'static str) -> Arc<WatchHealth> {
         let backoff = Backoff::new(FIRST, LONGEST);
-        let state = WatchState { heard: None, broken: None, stopped: None, told: false, backoff };
+        let state = WatchState { heard: None, broken: None, stopped: None, warned: false, backoff };
         Arc::new(WatchHealth {
             what,
             state: Mutex::new(state),
@@ -81,7 +81,7 @@ impl WatchHealth {
             "the watch of {what} has not worked for {seconds} s, so it is not known which GPUs are free, and this extender binds \
              no pod that requests GPUs until the watch works again"
         );
-        if !std::mem::replace(&mut state.told, true) {
+        if !std::mem::replace(&mut state.warned, true) {
             tracing::warn!("{sentence}");
         }
         Some(sentence)
@@ -107,7 +107,7 @@ impl WatchHealth {
         self.unreadable.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sets the number of objects beyond the bound; `None` where it has not changed.
+    /// Sets the number of objects beyond the bound; `None` if it has not changed.
     pub(super) fn leaves_out(&self, objects: Option<u32>) {
         let Some(objects) = objects else { return };
         if self.left_out.swap(objects, Ordering::Relaxed) == 0 && objects > 0 {
@@ -143,7 +143,7 @@ impl WatchHealth {
     pub(super) fn works(&self) {
         let mut state = self.state.lock();
         state.backoff.reset();
-        (state.stopped, state.told) = (None, false);
+        (state.stopped, state.warned) = (None, false);
         if state.broken.take().is_some() {
             let what = self.what;
             tracing::info!("the watch of {what} works again");

@@ -44,7 +44,7 @@ pub enum CriSocket {
     Auto,
     /// This socket.
     At(PathBuf),
-    /// None: access to that socket is as good as root, and an operator may not want to give it to the agent.
+    /// No socket: access to it is as good as root, so an operator may not want to give it to the agent.
     None,
 }
 

@@ -270,7 +270,7 @@ fn connections_that_die_silently_cost_no_term_and_a_pods_end_is_seen_soon() {
     extender.filter(&asks, &["n1"]);
     assert_eq!(extender.bind(&asks, "n1"), "");
     let log = extender.log();
-    assert!(!log.contains("leads no longer") && log.matches("won the election").count() == 1, "{log}");
+    assert!(!log.contains("no longer the leader") && log.matches("won the election").count() == 1, "{log}");
 }
 
 /// kube-scheduler may try a node first that it found for another pod, whose annotations it does not compare.

@@ -45,7 +45,7 @@ const LONGEST_UNSEEN: Duration = Duration::from_secs(30);
 
 /// Why an order is not written again.
 const GIVEN_UP: &str =
-    "this extender leads no longer, or the node takes no new pods, or other pods have the GPUs by now";
+    "this extender is no longer the leader, or the node takes no new pods, or other pods have the GPUs by now";
 /// Why a changed pod is not bound: its GPUs were chosen for what it requested before.
 const CHANGED: &str = "the pod was changed after the filter: it is placed again";
 /// Why the outcome of a write is unknown if the term ended before the answer.
@@ -293,7 +293,7 @@ impl OrderStages {
     fn write(&mut self, now: Monotonic, state: &mut ClusterState, may_write: bool) -> Option<BindStep> {
         let order = match self.purpose {
             Purpose::NoGpu if !may_write => {
-                self.never("this extender leads no longer");
+                self.never("this extender is no longer the leader");
                 return None;
             }
             // A repeated write has the epoch of the current term. It happens only if the claims that another leader has

@@ -3,8 +3,8 @@
 //!
 //! Every two seconds it reads the newest records; reading does not remove them from the log. Lines after the end of the
 //! last read are new. If that end is no longer in the log (more was written than is read at once, or `dmesg
-//! --clear`), lines with a later time are new. Without times (`printk.time=0`) none of them is reported then, because
-//! old errors would be reported again.
+//! --clear`), lines with a later time are new. Without times (`printk.time=0`) no line is reported then, because old
+//! errors would be reported again.
 
 use crate::report::Reporter;
 use model::observation::ErrorCounter;

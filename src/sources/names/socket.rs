@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-/// A local service that takes longer than this to answer hangs. The kubelet and runtimes answer within milliseconds, or
+/// A local service hangs if it has not answered after this time. The kubelet and runtimes answer within milliseconds, or
 /// about a second on a machine that swaps.
 pub(super) const LIMIT: Duration = Duration::from_secs(2);
 /// Largest response: the limit that the kubelet sets for its runtime, about 8,000 containers of 2 KiB each.

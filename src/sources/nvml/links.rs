@@ -119,7 +119,7 @@ fn by_fields(gpu: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
     });
 }
 
-/// Whether a field with this refusal is refused until the library is reopened.
+/// Whether a field that is refused for this reason stays refused until the library is reopened.
 fn unknown(why: Absence) -> bool {
     matches!(why, Absence::NotSupported | Absence::NotInThisDriver)
 }

@@ -174,7 +174,7 @@ fn an_order_that_was_never_written_ends_at_once_where_it_must_not_be() {
     let (mut state, mut stages) = ordered();
     assert_eq!(stages.next(NOW, &mut state, false), refused(GIVEN_UP));
     let (mut state, mut stages) = plain();
-    assert_eq!(stages.next(NOW, &mut state, false), refused("this extender leads no longer"));
+    assert_eq!(stages.next(NOW, &mut state, false), refused("this extender is no longer the leader"));
 }
 
 #[test]
