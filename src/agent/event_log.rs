@@ -1,6 +1,6 @@
-//! Writes what happens to GPUs and pods to the log: all such lines are written here. A line is a sentence with the
-//! event and its reason; the values are fields, which journald keeps as `GPU_UUID`, `POD` (`ml/train-0`) and
-//! `CONTAINER`.
+//! Writes to the log what happens to GPUs and to the pods that hold them. Lines about the agent's own work on a pod, such as a
+//! write to the API server or the check of CDI, stand where the agent does that work. A line is a sentence with the event and
+//! its reason; the values are fields, which journald keeps as `GPU_UUID`, `POD` (`ml/train-0`) and `CONTAINER`.
 //!
 //! ```text
 //!   decide::node ──NodeEvent──▶ log_event
@@ -33,6 +33,8 @@ pub(crate) enum PodEvent<'a> {
     NoRoom,
     /// The pod holds a GPU that this node does not list.
     GpuMissing(&'a GpuUuid),
+    /// The pod holds this GPU without a claim of its own for it, so the GPU gets no new containers.
+    GpuTaken(&'a GpuUuid),
     /// The pod's processes hold more memory than it claims. As in the next three events, the text is also that of the
     /// event on the pod.
     OverUse(&'a OverUse, &'a str),
@@ -70,6 +72,12 @@ pub(crate) fn log_pod_event(pod: &PodRef, event: &PodEvent<'_>) {
         PodEvent::GpuMissing(gpu) => {
             tracing::warn!(%pod, gpu_uuid = %gpu, "a pod runs and holds a GPU that this node does not list");
         }
+        PodEvent::GpuTaken(gpu) => tracing::warn!(
+            gpu_uuid = %gpu,
+            %pod,
+            "a GPU gets no new containers until the pod {pod} ends: another device plugin gave it to the pod, or the pod's \
+             claim cannot be mapped to a GPU"
+        ),
         PodEvent::OverUse(over, note) => {
             tracing::warn!(%pod, gpu_uuid = %over.device, "a pod uses too much GPU memory: {note}");
         }
@@ -103,6 +111,11 @@ pub(crate) fn log_withheld(withheld: &WithheldDevice) {
 pub(crate) fn log_kept_incidents(kept: &KeptIncidents) {
     let incidents: Vec<String> = kept.incidents.iter().map(|(incident, _)| incident.code()).collect();
     tracing::warn!(gpu_uuid = %kept.gpu, ?incidents, "the GPU had these incidents before the agent started");
+}
+
+/// No pod holds the GPU without a claim any more.
+pub(crate) fn log_not_taken(gpu: &GpuUuid) {
+    tracing::info!(gpu_uuid = %gpu, "no other owner holds the GPU any more: it gets new containers again");
 }
 
 /// An operator has cleared the GPU's incidents.

@@ -1,6 +1,7 @@
 //! Finds out from the kubelet which container holds which ids: from its checkpoint, and also from PodResources.
 
 use super::listing::{Listed, Listing};
+use crate::event_log::{PodEvent, log_not_taken, log_pod_event};
 use decide::allocator::{HolderDisagreement, NodeAllocator, OtherHolding};
 use model::checkpoint::{CheckpointEntry, ForeignEntry};
 use model::file_stamp::FileStamp;
@@ -181,15 +182,9 @@ impl HolderSources {
             return;
         }
         for (gpu, pod) in now.iter().filter(|(gpu, pod)| self.taken.get(*gpu) != Some(*pod)) {
-            tracing::warn!(
-                gpu_uuid = %gpu, %pod,
-                "a GPU gets no new containers until the pod {pod} ends: another device plugin gave it to the pod, or the pod's \
-                 claim cannot be mapped to a GPU"
-            );
+            log_pod_event(pod, &PodEvent::GpuTaken(gpu));
         }
-        for gpu in self.taken.keys().filter(|gpu| !now.contains_key(*gpu)) {
-            tracing::info!(gpu_uuid = %gpu, "no other owner holds the GPU any more: it gets new containers again");
-        }
+        self.taken.keys().filter(|gpu| !now.contains_key(*gpu)).for_each(log_not_taken);
         self.taken = now;
     }
 
