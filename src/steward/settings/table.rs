@@ -422,7 +422,8 @@ pub(crate) const KEYS: &[Key] = &[
         ("auto|NUMBER", "auto"),
         "Largest number of nodes that the extender names to kube-scheduler, the best of those that fit; 0 names all \
          that fit; auto is 5 % of the nodes asked about, and at least 100. All are named for a pod that prefers \
-         nodes by affinity or topology spread, and for a pod that comes back unbound",
+         nodes by affinity or topology spread, and for a pod that comes back unbound; for a member of a gang \
+         only the best is named at first",
     )
     .read_by(EXTENDER),
     key(
