@@ -35,7 +35,8 @@ pub struct ElectionTimes {
 }
 
 impl Default for ElectionTimes {
-    /// The times of Kubernetes' own components.
+    /// The times of Kubernetes' own components, for tests. The program takes its times from the settings, whose defaults are the
+    /// same (`src/steward/settings/table.rs`, `lease-duration`); a test compares them.
     fn default() -> Self {
         ElectionTimes {
             lease: Duration::from_secs(15),
