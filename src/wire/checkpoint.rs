@@ -9,8 +9,7 @@
 //!
 //! `AllocResp` is the plugin's answer to `Allocate`, unchanged, and contains the ticket. Through the ticket the agent
 //! finds the UID of the pod and the name of the container. `DeviceIDs` is a list for each NUMA node (`-1` for no NUMA
-//! node); kubelets before 1.20 wrote one list. The checksum is not checked: its computation is internal to the kubelet and
-//! has changed.
+//! node). The checksum is not checked: its computation is internal to the kubelet and has changed.
 //!
 //! The answer of another plugin shows which GPUs the container has, whatever ids the kubelet counts: HAMi's plugin gives
 //! other GPUs than its ids name.
@@ -99,24 +98,6 @@ impl Checkpoint {
 /// Lists by name; kubelet writes `null` for an empty list.
 type Lists<'a> = BTreeMap<Cow<'a, str>, Option<Vec<Cow<'a, str>>>>;
 
-/// The ids of a container: by NUMA node, or in one list.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Ids<'a> {
-    #[serde(borrow)]
-    ByNode(Lists<'a>),
-    OneList(Vec<Cow<'a, str>>),
-}
-
-impl<'a> Ids<'a> {
-    fn all(&self) -> Vec<&str> {
-        match self {
-            Ids::ByNode(lists) => lists.values().flatten().flatten().map(AsRef::as_ref).collect(),
-            Ids::OneList(list) => list.iter().map(AsRef::as_ref).collect(),
-        }
-    }
-}
-
 #[derive(Deserialize)]
 struct File<'a> {
     #[serde(borrow, rename = "Data")]
@@ -140,7 +121,7 @@ struct Entry<'a> {
     #[serde(borrow, rename = "ResourceName")]
     resource: Cow<'a, str>,
     #[serde(borrow, rename = "DeviceIDs")]
-    ids: Option<Ids<'a>>,
+    ids: Option<Lists<'a>>,
     #[serde(borrow, rename = "AllocResp")]
     answer: Option<Cow<'a, str>>,
 }
@@ -182,7 +163,8 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint, DecodeError> {
 }
 
 fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
-    let mut ids: Vec<Arc<str>> = entry.ids.iter().flat_map(Ids::all).map(Arc::from).collect();
+    let mut ids: Vec<Arc<str>> =
+        entry.ids.iter().flat_map(BTreeMap::values).flatten().flatten().map(|id| Arc::from(&**id)).collect();
     ids.sort();
     ids.dedup();
     let place = || format!("{}, {}", shown(&entry.container), shown(&entry.resource));

@@ -96,15 +96,6 @@ fn a_ticket_that_two_containers_hold_has_no_holder() {
 }
 
 const OTHERS: &str = include_str!("../../../tests/golden/checkpoints/other-plugins.json");
-const ONE_LIST: &str = include_str!("../../../tests/golden/checkpoints/one-list.json");
-
-#[test]
-fn the_ids_of_kubelets_before_1_20_are_one_list() {
-    let read = parse(ONE_LIST.as_bytes()).unwrap();
-    let ids: Vec<usize> = read.allocations.iter().map(|row| row.ids.len()).collect();
-    assert_eq!((ids, read.unreadable.len()), (vec![1, 2], 0));
-    assert!(read.allocations.iter().all(|row| row.foreign && row.answered == row.ids), "{read:?}");
-}
 
 #[test]
 fn an_answer_names_gpus_only_if_it_is_another_plugins() {
@@ -178,7 +169,7 @@ proptest! {
     /// Every entry is read or reported: none is missing.
     #[test]
     fn a_checkpoint_that_differs_a_little_from_a_golden_one_loses_no_entry(
-        text in crate::golden::mutated(vec![OTHERS.into(), ONE_LIST.into()]),
+        text in crate::golden::mutated(vec![OTHERS.into()]),
     ) {
         if let Ok(read) = parse(text.as_bytes()) {
             let file: serde_json::Value = serde_json::from_str(&text).unwrap();
