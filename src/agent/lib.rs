@@ -6,6 +6,7 @@
 //!
 //!   settings                        the agent's settings, and those that may change while it runs
 //!   prepare listeners ports         node name, connections, sockets and callers, before anything is served
+//!   addresses                       addresses.json: the addresses of this agent, for scripts
 //!   threads                         the threads of the sources
 //!   node_task event_log readiness   the task that holds the node's state; log lines about GPUs and pods; /readyz
 //!   servers reload                  the ports as tasks; settings that change on SIGHUP

@@ -10,6 +10,8 @@
 //!   kept_object         one Secret or ConfigMap ────────────────────────┤
 //!   kind absence store page_size follow
 //!                        list, then watch ──▶ changes, for a listener ◀────────┘
+//!   resource            the kinds of objects, and their paths at the API server
+//!   chance              random numbers for pauses
 //! ```
 //!
 //! While the server cannot be reached, the last list stays valid.

@@ -18,6 +18,7 @@
 //!                                                 the device plugin: which container gets which shares, and when
 //!   bind_phases sent_events eviction pod_writes   what is written on pods
 //!   announce labels guard                         what is written on the Node; whether the admission policies are in force
+//!   fixtures                                      for tests: a GPU and its view
 //! ```
 //!
 //! What must never happen here: use of a clock, file, socket, async or logger. Events to be logged are return values.

@@ -13,6 +13,8 @@
 //!   incidents              incidents of GPUs, kept over a restart
 //!   binding_file           whether the container runtime supports CDI, kept over a restart
 //!   failpoint              places where a test kills or holds the process; not in a release build
+//!   sample_view            for tests: views of nodes
+//!   prometheus             for tests: reads the metrics with promtool and a Prometheus server
 //! ```
 //!
 //! What must never happen here: a decision, a reading of the host or the driver, a queue or connection count without a

@@ -4,18 +4,21 @@
 //!   time backoff unit id        moments, amounts, names and identities
 //!   histogram           how long calls took
 //!   reading             a value that was measured at a time, or the reason why there is none
+//!   reported_reading    a reading in an agent's report, with its age
+//!   sample_value        the number of a value in base units, for metrics and JSON
 //!   recovery            what NVML advises to do with a GPU that does not work
 //!   reading_name        what a server needs to show a reading: its names, and its value whatever its unit is
 //!   physical_range      what each number of a GPU can be at most; a number outside its range is no reading
 //!   hardware            what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
 //!   switch              NVSwitches, known from the kernel log only
 //!   gpu cgroup pod process host   one thing each: its identity and its raw values, as the source gives them
-//!   followed_node        a Node, as a scheduler needs it, and what it takes over of it
+//!   followed_node       what a scheduler needs of a Node
 //!   infiniband          the machine's ports, and which GPUs are near them
 //!   usage               rates, derived from two raw samples
 //!   xid                 NVIDIA's catalogue of driver errors: what to do about each, and which make a GPU unfit
 //!   incident            what makes a GPU unfit for new containers, and what to do about it
-//!   slot                the numbered device ids that the kubelet counts and allocates
+//!   nvidia              the names of NVIDIA's resources, keys, devices and files
+//!   slot gpu_id         the numbered device ids that the kubelet counts and allocates; the device ids of other plugins
 //!   request registered  what a container requests; what a node offers to the scheduler
 //!   claim gpu_pod       the device shares of one pod, who wrote them, the order to bind it; a pod that requests GPUs
 //!   placement           which GPUs a pod accepts and prefers

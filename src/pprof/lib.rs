@@ -7,6 +7,13 @@
 //!   threads  the same, taken by each sleeping thread  ─┼─order──▶ symbolize: unwind, lines ──▶ profile ─┐
 //!   heap     jemalloc's own dump: addresses           ─┘         (reads the debug information)          │
 //!   route    ◀── a finished, compressed profile ────────────────────────────────────────────────────────┘
+//!
+//!   capture syscall_file      a thread's registers and stack; the system call in which a thread sleeps
+//!   module heap_dump          the files that the process has loaded; jemalloc's dump
+//!   worker                    starts the child, and waits for its answer with a limit
+//!   message text              the format of `go tool pprof`; stacks as text
+//!   symbol_request            the addresses that a client asks about
+//!   cancel error              ends a profile early; why there is no profile
 //! ```
 //!
 //! What must never happen here: the program reads debug information or unwinds (that takes tens of MiB that would

@@ -3,7 +3,7 @@
 //! its own or in Tokio's blocking pool, so it never blocks a Tokio worker.
 //!
 //! ```text
-//!   clock roots boot            time, the roots of the kernel's file trees (each is a setting), the boot id
+//!   roots boot                  the roots of the kernel's file trees (each is a setting); the boot id
 //!   series report               lossless series of samples for a subscriber; how observations reach the agent
 //!   kernel_file                 reads the kernel's files without waiting and without allocating
 //!   bounded_file                a file that another program wrote, up to a limit

@@ -2,8 +2,15 @@
 //! command.
 //!
 //! ```text
-//!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: ports bound, sources, node task, servers  ─▶ drain ─▶ exit
-//!                                            extender: watches, election, cluster state, port ─▶ drain ─▶ exit
+//!   main ─▶ args ─▶ settings ─▶ log ─▶ agent: ports bound, sources, node task, servers  ─▶ drain ─▶ exit
+//!                                      extender: watches, election, cluster state, port ─▶ drain ─▶ exit
+//!
+//!   args           the command line, and the text of --help
+//!   settings       flags, environment and file; settings/table.rs has each setting with its default
+//!   run_command    starts each command
+//!   print_config   the command print-config
+//!   top usage      the commands that show what an agent serves
+//!   jemalloc       the memory allocator
 //! ```
 //!
 //! What must never happen here: a decision (this belongs in `decide`), a format (this belongs in `wire`), a reading

@@ -22,6 +22,7 @@
 //!   issued_ticket ticket_journal started_pods binding_file incidents
 //!                                                 files of the agent's state directory
 //!   api                                           the JSON of /api/v1
+//!   golden                                        for tests: texts that other programs and earlier releases wrote
 //! ```
 //!
 //! What must never happen here: access to a file, socket, clock or log; a panic on any input (each decoder has a
