@@ -1,11 +1,9 @@
 //! The device ids that only one plugin of a node may list. Two plugins that list them would give the same GPUs to
 //! different containers without knowing of each other.
 
+use model::gpu_id;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// The starts of the ids of GPUs and MIG instances, as every plugin that uses NVML's UUIDs names them.
-const UUIDS: [&str; 2] = ["GPU-", "MIG-"];
 
 /// The device ids that make another plugin a rival of this agent.
 #[derive(Debug)]
@@ -22,7 +20,7 @@ impl<'a> RivalIds<'a> {
     /// Whether a plugin that lists this id offers the same GPUs.
     #[must_use]
     pub fn has(&self, id: &str) -> bool {
-        UUIDS.iter().any(|start| id.starts_with(start)) || self.0.contains(id)
+        gpu_id::is_of_gpu(id) || self.0.contains(id)
     }
 }
 

@@ -6,12 +6,13 @@
 //! ```
 
 use crate::id::GpuUuid;
+use crate::nvidia;
 use crate::slot::Slot;
 
 /// Whether a device id is that of a GPU or MIG instance, by its prefix.
 #[must_use]
 pub fn is_of_gpu(id: &str) -> bool {
-    id.starts_with("GPU-") || id.starts_with("MIG-")
+    id.starts_with(nvidia::GPU_UUID) || id.starts_with(nvidia::MIG_UUID)
 }
 
 /// The GPUs or MIG instances that a device id may mean, the most likely one first. Only a node that has one of them knows
@@ -21,7 +22,7 @@ pub fn meanings(id: &str) -> Vec<GpuUuid> {
     let replica = id.split_once("::").map(|(device, _)| device);
     let slot = Slot::parse(id).map(|slot| slot.device);
     // Drivers before R470 name a MIG instance by its GPU.
-    let parent = id.strip_prefix("MIG-").and_then(|rest| rest.split_once('/')).map(|(gpu, _)| gpu);
+    let parent = id.strip_prefix(nvidia::MIG_UUID).and_then(|rest| rest.split_once('/')).map(|(gpu, _)| gpu);
     let parsed = |text: &str| GpuUuid::parse(text).ok();
     [parsed(id), replica.and_then(parsed), slot, parent.and_then(parsed)].into_iter().flatten().collect()
 }

@@ -1,5 +1,6 @@
 //! Names and identities, checked once when they are made and cheap to copy afterwards (`Arc<str>`).
 
+use crate::nvidia;
 use std::fmt;
 use std::sync::Arc;
 
@@ -115,7 +116,7 @@ impl GpuUuid {
     /// Whether it is the UUID of a MIG instance.
     #[must_use]
     pub fn is_mig_instance(&self) -> bool {
-        self.0.starts_with("MIG-")
+        self.0.starts_with(nvidia::MIG_UUID)
     }
 }
 

@@ -40,6 +40,12 @@ pub const RUNTIME: &str = "nvidia-container-runtime";
 pub const RUNTIME_CLASSES: &str = "nvidia";
 /// Environment variable that tells NVIDIA's container runtime which devices a container gets.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Folder in which NVIDIA's device plugin mounts a file for each GPU, with `--device-list-strategy=volume-mounts`.
+pub const VOLUME_MOUNTS: &str = "/var/run/nvidia-container-devices/";
+/// Prefix of the UUIDs of GPUs.
+pub const GPU_UUID: &str = "GPU-";
+/// Prefix of the UUIDs of MIG instances.
+pub const MIG_UUID: &str = "MIG-";
 /// Path of the device node of a GPU, without its number.
 pub const DEVICE_NODE: &str = "/dev/nvidia";
 /// The same in the folder of device nodes, and in DCGM's metrics.

@@ -23,6 +23,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use model::gpu_id;
 use model::id::{PodUid, Ticket};
+use model::nvidia;
 use prost::Message;
 use serde::Deserialize;
 use std::borrow::Cow;
@@ -247,10 +248,6 @@ fn answer_parts(answer: &str) -> Option<AnswerParts> {
     })
 }
 
-/// The variable in which NVIDIA's and HAMi's plugins name the GPUs of a container.
-const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// The folder in which NVIDIA's plugin mounts a file for each GPU, with `--device-list-strategy=volume-mounts`.
-const VOLUME_MOUNTS: &str = "/var/run/nvidia-container-devices/";
 /// Prefix of the annotations that name CDI devices, for runtimes that read no CDI devices from the kubelet.
 const CDI_ANNOTATION: &str = "cdi.k8s.io/";
 /// Maximum number of GPUs in one answer: the number of MIG instances of the largest node.
@@ -264,9 +261,9 @@ fn named_gpus(
     cdi_devices: &[Arc<str>],
 ) -> Vec<Arc<str>> {
     let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
-    let visible = envs.get(VISIBLE_DEVICES).map(text);
+    let visible = envs.get(nvidia::VISIBLE_DEVICES).map(text);
     let mounted = mounts.iter().map(|mount| text(&mount.container_path));
-    let mounted = mounted.filter_map(|path| path.strip_prefix(VOLUME_MOUNTS).map(str::to_owned));
+    let mounted = mounted.filter_map(|path| path.strip_prefix(nvidia::VOLUME_MOUNTS).map(str::to_owned));
     let annotated = annotations.iter().filter(|(key, _)| key.starts_with(CDI_ANNOTATION)).map(|(_, value)| text(value));
     let cdi = cdi_devices.iter().map(|name| name.to_string());
     let texts: Vec<String> = visible.into_iter().chain(mounted).chain(annotated).chain(cdi).collect();
