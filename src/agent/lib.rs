@@ -284,7 +284,7 @@ impl Mode for Live {
             "stopping: the NVIDIA driver was updated under this process, which cannot load the new library; the \
              next process loads it, and running containers are not touched"
         );
-        Exit::DriverReplaced
+        Exit::Restart
     }
 
     fn before_drain(&mut self) -> Preparation {

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// The result of the program. `--help` lists the same numbers.
+/// The result of the program. `--help` lists the same numbers (`steward/args.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// Success, also after SIGTERM or SIGINT.
@@ -13,8 +13,8 @@ pub enum Exit {
     Usage,
     /// Something that the program needs is not available: an address is in use, or no agent listens.
     Unavailable,
-    /// The NVIDIA driver was updated. This process keeps the old library; a new process loads the new one.
-    DriverReplaced,
+    /// This process cannot continue, but a new one can: the supervisor must restart the program.
+    Restart,
     /// The operating system refuses an operation for lack of permission.
     NoPermission,
 }
@@ -27,7 +27,7 @@ impl Exit {
             Exit::Failure => 1,
             Exit::Usage => 64,
             Exit::Unavailable => 69,
-            Exit::DriverReplaced => 75,
+            Exit::Restart => 75,
             Exit::NoPermission => 77,
         }
     }
@@ -48,14 +48,3 @@ impl From<Exit> for ExitCode {
         ExitCode::from(exit.code())
     }
 }
-
-/// The section on exit codes in `--help`.
-pub const HELP: &str = "\
-Exit codes:
-    0  success (also after SIGTERM or SIGINT)
-    1  a task that must not end has ended; the last error line names it
-   64  a flag, an environment variable or the configuration file is wrong
-   69  unavailable: an address is in use, another plugin serves GPUs here, or no agent listens
-   75  the NVIDIA driver was updated under the agent, which must be restarted
-   77  no permission
-  130, 143  ended at once by a second SIGINT or SIGTERM";

@@ -7,7 +7,6 @@ use crate::settings::table::{KEYS, Key, Reader};
 use crate::top;
 use crate::usage;
 use clap::{Arg, ArgAction, ArgMatches, builder::NonEmptyStringValueParser, value_parser};
-use serve::exit;
 use serve::version::version;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -84,6 +83,17 @@ Every option under a heading is a setting. It can also be given as an environmen
 GPU_STEWARD_USAGE_SOCKET) or as a key of the configuration file (usage-socket: PATH). A flag overrides the environment,
 which overrides the file, which overrides the default; `gpu-steward print-config` shows where each value comes from.";
 
+/// The numbers of [`serve::exit::Exit`].
+const EXIT_CODES: &str = "\
+Exit codes:
+    0  success (also after SIGTERM or SIGINT)
+    1  a task that must not end has ended; the last error line names it
+   64  a flag, an environment variable or the configuration file is wrong
+   69  unavailable: an address is in use, another plugin serves GPUs here, or no agent listens
+   75  the NVIDIA driver was updated under the agent, which must be restarted
+   77  no permission
+  130, 143  ended at once by a second SIGINT or SIGTERM";
+
 /// Parses the command line.
 ///
 /// # Errors
@@ -144,7 +154,7 @@ pub(crate) fn command() -> clap::Command {
     clap::Command::new("gpu-steward")
         .version(version())
         .about(ABOUT)
-        .after_help(format!("{EXAMPLES}\n\n{}", exit::HELP))
+        .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"))
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
@@ -158,7 +168,7 @@ pub(crate) fn command() -> clap::Command {
                      On SIGHUP it reads the configuration file again, on SIGUSR1 and SIGUSR2 it makes the log more and less detailed, on \
                      SIGRTMIN it releases the GPU driver for a minute.",
                 )
-                .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
+                .after_help(format!("{SETTINGS}\n\n{EXIT_CODES}")),
             &[Reader::Agent],
         ).args(renamed_flags()))
         .subcommand(extender())
@@ -221,7 +231,7 @@ fn clean_node() -> clap::Command {
              Stop the agent of the node first. If the agent still runs and writes them again, the command reports \
              this and exits with 69.",
         )
-        .after_help(format!("{CLEAN_NODE_EXAMPLES}\n\n{}", exit::HELP))
+        .after_help(format!("{CLEAN_NODE_EXAMPLES}\n\n{EXIT_CODES}"))
         .arg(
             Arg::new(NODE)
                 .value_name("NODE")
@@ -241,7 +251,7 @@ fn clear_incident() -> clap::Command {
              Use it after a repair or a reset that the agent could not see; `gpu-steward top` shows which GPUs wait for a reset.\n\
              An incident that the driver still reports stays.",
         )
-        .after_help(format!("{CLEAR_INCIDENT_EXAMPLES}\n\n{}", exit::HELP))
+        .after_help(format!("{CLEAR_INCIDENT_EXAMPLES}\n\n{EXIT_CODES}"))
         .arg(
             Arg::new(GPU)
                 .value_name("GPU-UUID")
@@ -263,7 +273,7 @@ fn with_usage(command: clap::Command) -> clap::Command {
         .help("table, or json (with --watch one line for each change)");
     let watch =
         Arg::new("watch").short('w').long("watch").action(ArgAction::SetTrue).help("Print again at each change");
-    command.arg(config()).args(Key::of(Reader::Usage).map(flag)).args([watch, output]).after_help(exit::HELP)
+    command.arg(config()).args(Key::of(Reader::Usage).map(flag)).args([watch, output]).after_help(EXIT_CODES)
 }
 
 /// The extender's command.
@@ -276,7 +286,7 @@ fn extender() -> clap::Command {
              extenders run, the holder of a Lease leads.\n\
              On SIGUSR1 and SIGUSR2 it makes the log more and less detailed.",
         )
-        .after_help(format!("{EXTENDER_EXAMPLES}\n\n{SETTINGS}\n\n{}", exit::HELP));
+        .after_help(format!("{EXTENDER_EXAMPLES}\n\n{SETTINGS}\n\n{EXIT_CODES}"));
     with_settings(command, &[Reader::Extender])
 }
 
