@@ -19,7 +19,7 @@ use std::time::Duration;
 use wire::device_config::DeviceScaling;
 use wire::resource::ResourceOverrides;
 
-/// The settings of an agent, parsed. It has one field for each setting or group of settings.
+/// The parsed settings of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
     /// Runs without Kubernetes.
@@ -80,7 +80,7 @@ pub struct SourceSettings {
 }
 
 /// The settings of sharing. If not noted otherwise, `None` means the value of the device configuration, and if that
-/// has none, its default. The struct has one field for each setting.
+/// has none, its default.
 #[derive(Clone, Debug)]
 pub struct SharingSettings {
     /// Slots of each GPU.

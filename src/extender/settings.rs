@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The parsed settings of an extender, with one field for each setting or group of settings.
+/// The parsed settings of an extender.
 #[derive(Clone, Debug)]
 pub struct ExtenderSettings {
     /// `None`: search the usual places.
