@@ -53,9 +53,11 @@ pub(super) fn spawn(
 }
 
 fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &impl Fn(KernelError)) {
-    let mut overrun = false;
+    let (mut overrun, mut messages) = (false, KernelMessages::default());
+    let mut each = |message: &[u8]| wire::kernel_log::error(message).into_iter().for_each(report);
     while !stop.is_cancelled() {
-        pause(stop);
+        // The rest of a message that is open is in the log by the next look.
+        pause(if messages.is_open() { 1 } else { WAITS }, stop);
         let (text, from) = match read_newest(&seen) {
             Ok(found) => found,
             Err(error) => {
@@ -76,16 +78,28 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &
                 );
             }
         }
-        let mut each = |message: &[u8]| wire::kernel_log::error(message).into_iter().for_each(report);
-        let mut messages = KernelMessages::default();
-        seen.new_lines(&text, from).for_each(|line| messages.line(line, &mut each));
-        messages.end(&mut each);
+        take_new(&mut messages, seen.new_lines(&text, from), from.is_some(), &mut each);
         seen = Seen::of(&text);
     }
 }
 
-fn pause(stop: &CancellationToken) {
-    for _ in 0..WAITS {
+/// Takes the new lines of a read. The last message stays open until a read shows that it has no more lines: the kernel may have been
+/// writing it. `continues`: nothing is missing between the last read and these lines.
+fn take_new<'t>(
+    messages: &mut KernelMessages,
+    lines: impl Iterator<Item = &'t [u8]>,
+    continues: bool,
+    each: &mut impl FnMut(&[u8]),
+) {
+    let mut lines = lines.filter(|line| !line.is_empty()).peekable();
+    if !continues || lines.peek().is_none() {
+        messages.end(each);
+    }
+    lines.for_each(|line| messages.line(line, each));
+}
+
+fn pause(waits: u32, stop: &CancellationToken) {
+    for _ in 0..waits {
         if !stop.is_cancelled() {
             std::thread::sleep(WAIT);
         }
@@ -191,6 +205,21 @@ mod tests {
         assert_eq!(new(&seen, continued), ["<6>[    2.000001][  T9] three"]);
         assert_eq!(new(&seen, "<6>[    9.000000] after a clear\n"), ["<6>[    9.000000] after a clear"]);
         assert!(new(&Seen::of(b"<6>one\n<6>two\n"), "<6>six\n").is_empty(), "without times no line is known to be new");
+    }
+
+    #[test]
+    fn a_message_whose_lines_come_in_two_reads_is_taken_whole() {
+        let (mut messages, mut found) = (KernelMessages::default(), Vec::new());
+        let mut each = |message: &[u8]| found.push(String::from_utf8(message.to_vec()).unwrap());
+        let (head, rest) = ("<4>[    5.000000] NVRM: The NVIDIA GPU 0000:17:00.0", "<4>[    5.000000] NVRM: (PCI ID: 10de:2330)");
+        for lines in [&[head][..], &[rest], &[]] {
+            take_new(&mut messages, lines.iter().map(|line| line.as_bytes()), true, &mut each);
+        }
+        take_new(&mut messages, [head].iter().map(|line| line.as_bytes()), true, &mut each);
+        take_new(&mut messages, [rest].iter().map(|line| line.as_bytes()), false, &mut each);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("0000:17:00.0") && found[0].contains("10de:2330"), "{found:?}");
+        assert!(!found[1].contains("10de"), "lines are missing between the two");
     }
 
     #[test]
