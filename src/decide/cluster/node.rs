@@ -254,7 +254,7 @@ impl NodeClaims {
 
     /// The pods with a claim for which the kubelet has not called `Allocate` yet, as far as the agent has reported.
     pub(super) fn awaited(&self) -> impl Iterator<Item = &PodUid> {
-        let asked = |uid: &PodUid| self.stage(uid) >= Some(PodStage::Allocated);
+        let asked = |uid: &PodUid| self.stage(uid).is_some_and(|stage| stage != PodStage::Waiting);
         let waits = self.ledger.claims().filter(move |(uid, claim)| claim.state != ClaimState::Started && !asked(uid));
         waits.map(|(uid, _)| uid)
     }
