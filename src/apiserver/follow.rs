@@ -79,7 +79,8 @@ pub trait FollowListener<K: Followed>: Send {
     fn unreadable(&mut self, bad: &UnreadableObject<K::Uid>);
     /// An object that could not be read can be read again, or is known to be gone.
     fn settled(&mut self, _uid: &K::Uid) {}
-    /// No watch runs from now on, until [`FollowListener::works`]: a list is read, or a list or watch has failed.
+    /// No watch is known to work from now on, until [`FollowListener::works`]: a list is read, a list or watch has failed, or a
+    /// watch was quiet for too long.
     fn stopped(&mut self) {}
     /// A list or watch failed. Returns the pause before the next one.
     fn failed(&mut self, why: &ApiError) -> Duration;
@@ -381,6 +382,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                     // No data, not even a bookmark or the end of the stream.
                     Err(_) => {
                         self.client.connection().is_silent(generation);
+                        self.listener.stopped();
                         if Instant::now() < end && !std::mem::replace(&mut self.position.quiet, true) {
                             tracing::debug!(kind = K::NAME, "a watch was quiet; another one begins on a new connection");
                             return Ok(());

@@ -136,7 +136,9 @@ fn sockets(settings: &AgentSettings, resource: Arc<str>) -> plugin::Settings {
 
 fn allocator(settings: &AgentSettings, served: &Path) -> NodeAllocator {
     let sharing = &settings.sharing;
-    let mut allocator = NodeAllocator::new(sharing.without_claim, served.exists());
+    // An extender places the pods of a node whose agent reports to it, also before the first one has come.
+    let served_by_scheduler = settings.report.is_some() || served.exists();
+    let mut allocator = NodeAllocator::new(sharing.without_claim, served_by_scheduler);
     allocator.allow_same_gpu_twice(sharing.same_gpu_twice);
     // Closed until it is known that containers get their devices by CDI.
     allocator.close(true);

@@ -313,6 +313,13 @@ impl NodeClaims {
         !self.in_use.is_empty()
     }
 
+    /// Lets the devices that processes of pods without a claim use count as free, to find out what fits once these have ended.
+    pub(super) fn ignore_use(&mut self) {
+        for device in self.devices.devices.iter_mut().filter(|device| device.fitness == DeviceFitness::InUse) {
+            device.fitness = DeviceFitness::Fit;
+        }
+    }
+
     /// Sets the devices on which, by the agent's newest report, there are processes of pods without a claim here. A device with
     /// such processes in an earlier report stays in the set until a report has a list of its processes.
     pub(super) fn are_in_use(&mut self, devices: &BTreeSet<GpuUuid>) {

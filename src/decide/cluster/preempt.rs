@@ -8,6 +8,7 @@
 //!
 //! What must never happen here: a pod waits without a bound for processes that never end.
 
+use super::node::NodeClaims;
 use super::state::ClusterState;
 use crate::placement::{CountedClaims, place};
 use model::id::{NodeName, PodUid};
@@ -93,7 +94,7 @@ impl ClusterState {
             return false;
         }
         self.nodes.get(name).is_some_and(|node| node.closed().is_none())
-            && self.has_room_without(request, name, victims)
+            && self.has_room(request, name, |node| victims.iter().for_each(|uid| node.release(uid)))
     }
 
     /// Which of the planned evictions are carried out: each node with the pods to evict there. `nominated` is the node on which
@@ -132,7 +133,12 @@ impl ClusterState {
         };
         let claims = self.nodes.get(nominated).into_iter().flat_map(|node| node.ledger().claims());
         let ending: Vec<PodUid> = claims.map(|(uid, _)| uid).filter(ends).cloned().collect();
-        if !self.has_room_without(request, nominated.as_str(), &ending) {
+        let has_room = self.has_room(request, nominated.as_str(), |node| {
+            ending.iter().for_each(|uid| node.release(uid));
+            // A leader that has won since then has never seen the claim of the evicted pod, only its processes.
+            node.ignore_use();
+        });
+        if !has_room {
             self.nominated.waiting.remove(&request.uid);
             return false;
         }
@@ -146,10 +152,11 @@ impl ClusterState {
         }
     }
 
-    fn has_room_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
+    /// Whether the pod fits this node after this change of a copy of it.
+    fn has_room(&self, request: &PlacementRequest, name: &str, change: impl FnOnce(&mut NodeClaims)) -> bool {
         let Some(node) = self.nodes.get(name) else { return false };
         let mut node = node.clone();
-        victims.iter().for_each(|uid| node.release(uid));
+        change(&mut node);
         node.take_proposal(&request.uid);
         let of_gang = self.devices_for(request, &node);
         let devices = of_gang.as_ref().unwrap_or_else(|| node.devices());
@@ -229,6 +236,17 @@ mod tests {
         // Another pod gets that room.
         holds(&mut cluster, 5, 0);
         assert!(!cluster.waits_for_ends(&urgent, &name(0), second(5)));
+    }
+
+    #[test]
+    fn a_leader_that_never_saw_the_claim_of_the_victim_waits_for_its_processes() {
+        let mut cluster = cluster(2, 1);
+        holds(&mut cluster, 1, 1);
+        processes(&mut cluster, 1);
+        let urgent = slice(9, WHOLE);
+        assert!(!cluster.fits_without(&urgent, "node-0", &[]), "the processes of a pod without a claim");
+        assert!(cluster.waits_for_ends(&urgent, &name(0), second(1)));
+        assert!(!cluster.waits_for_ends(&urgent, &name(0), second(62)), "they do not end");
     }
 
     #[test]

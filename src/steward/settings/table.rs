@@ -283,8 +283,8 @@ pub(crate) const KEYS: &[Key] = &[
         "without-claim",
         ("auto|share|refuse", "auto"),
         "What happens to a pod that no GPU-aware scheduler placed: share gives it the GPUs of its slots, as \
-         time-slicing does, and refuse does not let it start; auto shares only where no such scheduler has ever \
-         served this node",
+         time-slicing does, and refuse does not let it start; auto shares only where the agent reports to no extender and no \
+         such scheduler has ever served this node",
     ),
     key(
         Sharing,
