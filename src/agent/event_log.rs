@@ -1,6 +1,6 @@
 //! Writes to the log what happens to GPUs and to the pods that hold them. Lines about the agent's own work on a pod, such as a
-//! write to the API server or the check of CDI, stand where the agent does that work. A line is a sentence with the event and
-//! its reason; the values are fields, which journald keeps as `GPU_UUID`, `POD` (`ml/train-0`) and `CONTAINER`.
+//! write to the API server or the check of CDI, are logged by the code that does that work. A line is a sentence with the event
+//! and its reason; the values are fields, which journald keeps as `GPU_UUID`, `POD` (`ml/train-0`) and `CONTAINER`.
 //!
 //! ```text
 //!   decide::node ──NodeEvent──▶ log_event
@@ -46,7 +46,7 @@ pub(crate) enum PodEvent<'a> {
     NotEvicted(&'a str, &'a ApiError),
     /// The pod's claim has moved to other devices.
     ClaimMoved(&'a Claim),
-    /// The pod has shares, and its annotation does not show them yet.
+    /// The pod has device shares that its annotation does not show yet.
     ClaimUnwritten,
 }
 

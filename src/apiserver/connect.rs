@@ -61,7 +61,7 @@ impl ApiConnection {
     /// A call of a client of this generation has got no answer. Calls that are in progress keep their connections.
     pub(crate) fn is_silent(&self, generation: u64) {
         let Some(config) = self.config.as_deref().filter(|_| self.generation() == generation) else { return };
-        // It may read files, or run a program for credentials, so the lock is not held.
+        // Making a client may read files or run a program for credentials, so this does not hold the lock.
         match Client::try_from(config.clone()) {
             Ok(new) => {
                 let mut client = self.client.lock();

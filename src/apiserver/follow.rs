@@ -329,8 +329,8 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Leaves out objects of a list that has more than can be held: those that hold nothing, unless they are held
-    /// already, and then the last ones. Returns the number that is left out.
+    /// Shortens a list that has more objects than the store has places for. First leaves out objects that hold no devices, unless
+    /// the store has them already, and then the last ones. Returns the number of objects that are left out.
     fn leave_out(&self, objects: &mut Vec<ReadObject<K>>) -> usize {
         let before = objects.len();
         if before > K::MOST {

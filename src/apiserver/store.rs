@@ -66,7 +66,7 @@ pub struct Store<K: Followed> {
     holding_nothing: BTreeSet<K::Uid>,
     /// Objects whose newest version could not be read; bounded like `held`.
     unreadable: BTreeSet<K::Uid>,
-    /// Objects that were in `unreadable`, and are gone or can be read again, since this list was last taken.
+    /// Objects that have left `unreadable` since this list was last taken: they are gone, or can be read again.
     settled: Vec<K::Uid>,
     left_out: u32,
     /// The number of the object that arrived last.
@@ -226,7 +226,7 @@ impl<K: Followed> Store<K> {
         std::mem::take(&mut self.deltas)
     }
 
-    /// The objects that could not be read, and are gone or can be read again, since this was last called.
+    /// The objects that could not be read when this was last called, and are gone or can be read now.
     pub(crate) fn take_settled(&mut self) -> Vec<K::Uid> {
         std::mem::take(&mut self.settled)
     }

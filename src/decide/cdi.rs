@@ -7,7 +7,8 @@
 //!   state directory: what an earlier agent found ──┘
 //! ```
 //!
-//! The runtime's own report counts most. Without one, its version and what containers show count.
+//! The runtime's own report decides. Without a report, the agent judges by the runtime's version and by whether containers have
+//! their devices.
 //!
 //! What must never happen here: a GPU is offered where it is not known that containers get their limits.
 

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! A claim is *assumed* from the decision to bind until the pod watch shows it, then *bound*, then *started* when a
-//! container of the pod has run. It is released only by evidence: the binding was refused and never will be made, or the
-//! pod has ended, is gone, or is bound to another node, and no process of it is left according to its agent, if the agent
-//! reports. A deadline never releases a claim, because a request whose answer was lost may still be carried out. Once the
-//! pod has another version, it no longer can be ([`OrderStages`]).
+//! container of the pod has run. Only evidence releases it: the binding was refused and will never be made; or the pod
+//! has ended, is gone, or is bound to another node. If the agent of the node reports, it must also report that no
+//! process of the pod is left. A deadline never releases a claim: if an answer was lost, the API server may still carry
+//! the request out, until the pod has another version ([`OrderStages`]).
 //!
 //! What must never happen here: one leader claims more than a GPU has; a node takes new claims while the claim of a pod
 //! on it cannot be read; one change causes work for all nodes.

@@ -18,7 +18,7 @@ use model::time::{Monotonic, Now, WallTime};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most by which the pause between two tries is longer than the retry period, in percent.
+/// The pause between two tries is longer than the retry period by at most this percentage.
 const JITTER: u32 = 20;
 /// How many times a follower reads the Lease during one pause between two tries of a leader.
 const LOOKS: u32 = 4;

@@ -1,8 +1,8 @@
 //! Evidence of a reset of a GPU since an incident: counters that start again at 0.
 //!
-//! A driver that reports no recovery action does not report either when a GPU has recovered. The damage is gone once
-//! the GPU was initialized again, and then the counters of this initialization (energy, volatile ECC errors) are lower
-//! than before.
+//! A driver that reports no recovery action does not report when a GPU has recovered. The damage is gone once the
+//! driver has initialized the GPU again. The counters since the initialization (energy, volatile ECC errors) are then
+//! lower than before.
 //!
 //! What must never happen here: one wrong reading counts as a reset.
 
@@ -134,7 +134,7 @@ mod tests {
         ResetSearch::after(CounterMarks { energy: Some(energy), uncorrected: Some(errors) })
     }
 
-    /// The index of the reading that shows a reset, if one does.
+    /// The index of the reading that shows a reset; `None` if no reading shows one.
     fn seen(search: &mut ResetSearch, energies: &[u64]) -> Option<usize> {
         (1..).zip(energies).position(|(second, energy)| search.reset(&read(second, *energy, 9)))
     }

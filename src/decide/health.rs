@@ -364,8 +364,8 @@ fn core_absences(sample: &GpuSample) -> [Option<Absence>; 4] {
     [sample.memory_used.absence(), sample.utilization.absence(), sample.temperature.absence(), sample.power.absence()]
 }
 
-/// The reason why a GPU does not answer, if it does not. A single failed reading is a gap; these reasons concern the
-/// whole GPU.
+/// The reason why a GPU does not answer; `None` if it answers. A single failed reading is a gap; these reasons concern the whole
+/// GPU.
 #[must_use]
 pub fn silence(sample: &GpuSample) -> Option<Absence> {
     core_absences(sample).into_iter().flatten().find(|why| {

@@ -267,7 +267,7 @@ impl Ledger {
         self.devices.get(device).map(|sums| sums.all.demand()).unwrap_or_default()
     }
 
-    /// What the claims that have started take of `device`, without that of the pod `except`.
+    /// What the started claims take of `device`, without the claim of the pod `except`.
     #[must_use]
     pub fn started_beside(&self, device: &GpuUuid, except: &PodUid) -> DeviceDemand {
         let Some(sums) = self.devices.get(device) else { return DeviceDemand::default() };

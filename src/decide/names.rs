@@ -59,7 +59,7 @@ impl NameTable {
         !self.gone.containers.is_empty() || !self.gone.pods.is_empty()
     }
 
-    /// Keeps, of the names that the API server no longer reports, only those of pods and containers that live.
+    /// Drops the names that the API server no longer reports, except the names of pods and containers that still exist.
     pub fn keep_living(&mut self, pod: impl Fn(&PodUid) -> bool, container: impl Fn(&ContainerId) -> bool) {
         self.gone.containers.retain(|id, _| container(id));
         self.gone.pods.retain(|uid, _| pod(uid));

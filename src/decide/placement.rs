@@ -6,10 +6,10 @@
 //!   PlacementRules   ─┘                └─▶ NodeRefusal   the first failed test of each GPU, and the nearest miss
 //! ```
 //!
-//! Containers are placed in the order in which they start: init containers first. An init container shares its moment
-//! with the sidecars that have started before it; all sidecars and app containers run together. For each container the
-//! GPUs are tried in the order of the pod's policy, and the first ones that pass every test are taken. The tests and
-//! their order are those of HAMi 2.10.0, and so are the names of the reasons.
+//! Containers are placed in the order in which they start: init containers first. An init container runs together with
+//! the sidecars that have started before it; after the init containers, all sidecars and app containers run together.
+//! For each container the GPUs are tried in the order of the pod's policy, and the first ones that pass every test are
+//! taken. The tests and their order are those of HAMi 2.10.0, and so are the names of the reasons.
 //!
 //! What must never happen here: a placement that takes more of a GPU at any moment than it has left; a result that
 //! depends on the order in which nodes, GPUs or other pods became known.

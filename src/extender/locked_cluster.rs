@@ -200,7 +200,7 @@ impl LockedCluster {
         self.cluster.lock().node_is_unreadable(name, why);
     }
 
-    /// Why this node takes no new claims, if it takes none.
+    /// Why this node takes no new claims; `None` if it takes new claims.
     pub(super) fn closed(&self, name: &str) -> Option<String> {
         self.cluster.lock().closing(name).map(|why| why.to_string())
     }

@@ -64,12 +64,12 @@ impl WatchHealth {
         self.state.lock().heard.map(|heard| heard.elapsed())
     }
 
-    /// Why the server cannot be reached now, if it cannot.
+    /// Why the server cannot be reached now; `None` if it can be reached.
     pub(super) fn broken(&self) -> Option<Arc<str>> {
         self.state.lock().broken.clone()
     }
 
-    /// Why a leader must not decide by what this watch has shown, if it must not.
+    /// Why the state that this watch has shown is too old for the decisions of a leader; `None` if it is not.
     pub(super) fn blind(&self) -> Option<String> {
         let mut state = self.state.lock();
         let lasts = state.stopped?.elapsed();
@@ -151,7 +151,7 @@ impl WatchHealth {
     }
 }
 
-/// Why a leader must not decide by what its watches have shown, if it must not.
+/// Why the state that the watches have shown is too old for the decisions of a leader; `None` if it is not.
 pub(super) fn blind(watches: &[Arc<WatchHealth>]) -> Option<String> {
     watches.iter().find_map(|watch| watch.blind())
 }

@@ -184,7 +184,7 @@ pub struct LeaderView {
     pub epoch: u64,
     /// The address of the leader, from an extender that does not lead.
     pub leader: Option<Arc<str>>,
-    /// Why the node takes no new claims, if it takes none.
+    /// Why the node takes no new claims; `None` if it takes new claims.
     pub closed: Option<Arc<str>>,
     /// Whether the leader knows that the agent is about to stop.
     pub leaving: bool,
@@ -301,7 +301,7 @@ impl ReportedPod {
 }
 
 impl ReportChange {
-    /// Whether nothing differs from this report, which it changes.
+    /// Whether the change leaves `sent` as it is.
     #[must_use]
     pub fn is_empty(&self, sent: &AgentReport) -> bool {
         self.phase == sent.phase

@@ -8,7 +8,7 @@ use crate::time::Monotonic;
 pub enum DriverHold {
     /// The agent holds the driver open, or would if a driver were loaded.
     Held {
-        /// The reason why the agent did not release the driver at the last request, if it did not.
+        /// The reason why the agent did not release the driver at the last request; `None` if it did.
         refused: Option<&'static str>,
     },
     /// An operator has requested the release, and the agent has not released the driver yet.

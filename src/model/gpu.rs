@@ -308,8 +308,8 @@ readings! {
         pub mig: Vec<MigSample>,
         /// Readings that change rarely: PCIe slot, retired pages, links, fabric.
         pub hardware: HardwareState,
-        /// Readings for which the driver reported numbers outside their physical range since the last sample, and how
-        /// many: a number that is not zero for each of them. The readings are absent.
+        /// Readings for which the driver reported numbers outside their physical range, with the count of such numbers since the
+        /// last sample. Readings with a count of 0 are left out. The readings themselves are absent.
         pub implausible: Vec<(&'static str, u32)>,
     }
 }

@@ -1,8 +1,8 @@
 //! Observations: everything that a source may report. Sources send nothing else, and the node state takes them in one
 //! at a time.
 //!
-//! The type of an observation is its class. A fact is a state and is never lost, an event is kept up to a bound, and a
-//! sample may be lost.
+//! An observation is a fact, an event or a sample. A fact is a state and is never lost, an event is kept up to a bound,
+//! and a sample may be lost.
 
 use crate::cgroup::{CgroupReport, ContainerName, NameSource};
 use crate::gpu::{Gpu, GpuSample, MissingGpu, UnidentifiedGpu, Xid};

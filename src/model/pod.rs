@@ -235,7 +235,7 @@ pub struct PodList {
 pub struct PodWatchState {
     /// When the API server last sent anything; `None` before the first list.
     pub last_received: Option<Monotonic>,
-    /// The reason why the API server cannot be reached now, if it cannot.
+    /// The reason why the API server cannot be reached now; `None` if it can be reached.
     pub broken: Option<Arc<str>>,
 }
 

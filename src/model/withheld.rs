@@ -43,8 +43,8 @@ impl Gpu {
         }
     }
 
-    /// Why neither the GPU nor any of its MIG instances is offered; `None` if it is. `configured` is the memory that the
-    /// device configuration states.
+    /// Why neither the GPU nor any of its MIG instances is offered; `None` if the GPU or one of its instances is
+    /// offered. `configured` is the memory that the device configuration states.
     #[must_use]
     pub fn withheld(&self, configured: Option<Bytes>) -> Option<WithheldReason> {
         // A container that gets a GPU must find its device node.

@@ -32,7 +32,7 @@ impl SymbolizeWorker {
     /// Starts a child and sends `begin` and the loaded files.
     ///
     /// # Errors
-    /// If the child does not start, or takes no order.
+    /// If the child does not start, or does not accept an order.
     pub(crate) fn start(begin: OrderBegin, cancel: CancelFlag) -> Result<Self, Error> {
         let mut child = Command::new("/proc/self/exe")
             .arg(SUBCOMMAND)
@@ -61,7 +61,7 @@ impl SymbolizeWorker {
     /// Sends the list of loaded files, if it has changed.
     ///
     /// # Errors
-    /// If the child takes no order.
+    /// If the child does not accept the order.
     pub(crate) fn send_modules(&mut self) -> Result<(), Error> {
         let modules = module::loaded();
         if modules != self.sent_modules {
@@ -74,7 +74,7 @@ impl SymbolizeWorker {
     /// Sends one order.
     ///
     /// # Errors
-    /// If the child does not take it, or the request is cancelled.
+    /// If the child does not accept the order, or the request is cancelled.
     pub(crate) fn order(&mut self, step: OrderStep) -> Result<(), Error> {
         let bytes = order::encode(step);
         let failed = |source| Error::Child { what: "giving it an order", source };

@@ -129,7 +129,8 @@ impl ProcessOwnerReader {
         for _ in 0..MAX_ANCESTORS {
             let Some(parent) = self.parent(child) else { return own };
             let owner = self.owner(parent);
-            // The parent was the same process before and after its cgroup was read, and the child's parent.
+            // The PID of the parent belonged to the same process, and that process was the child's parent, before and after its
+            // cgroup was read.
             if owner == ProcessOwner::Unknown || self.parent(child) != Some(parent) {
                 return own;
             }
@@ -291,7 +292,7 @@ impl Members {
         let mut complete = left_out == 0;
         let mut pids = Vec::new();
         cgroups.retain(|identity| match members(reader, tree, &identity.path, &mut pids) {
-            // No PID of the table is looked up for processes that have no PID in this namespace.
+            // Processes without a PID in this namespace are left out: no caller looks them up by a PID.
             Ok(_) => {
                 owners.extend(pids.iter().map(|pid| (*pid, Arc::clone(identity))));
                 true

@@ -11,8 +11,8 @@
 //!   network      totals of a pod's network namespace
 //! ```
 //!
-//! What must never happen here: two files of one PID taken for one process without a check of its start time or its
-//! namespace's number before and after.
+//! What must never happen here: two files of one PID count as files of one process, although neither the start time nor
+//! the number of a namespace was compared before and after reading them.
 
 pub mod process;
 pub mod visibility;

@@ -75,7 +75,7 @@ pub fn no_switch() -> Response<Full<Bytes>> {
     response
 }
 
-/// Waits until the answer to a request that [`asks`] is written, and returns the stream.
+/// Waits until the answer to a request for a stream ([`asks`]) is written, and returns the stream.
 ///
 /// # Errors
 /// If the connection ends before the answer is written.

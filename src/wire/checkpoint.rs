@@ -11,8 +11,8 @@
 //! finds the UID of the pod and the name of the container. `DeviceIDs` is a list for each NUMA node (`-1` for no NUMA
 //! node). The checksum is not checked: its computation is internal to the kubelet and has changed.
 //!
-//! The answer of another plugin shows which GPUs the container has, whatever ids the kubelet counts: HAMi's plugin gives
-//! other GPUs than its ids name.
+//! The answer of another plugin shows which GPUs the container has, whatever ids the kubelet counts: HAMi's plugin may
+//! give GPUs other than those that the ids name.
 //!
 //! What must never happen here: one unreadable entry hides the others; the answer of another plugin is taken for an
 //! answer of the agent.

@@ -6,9 +6,9 @@ use model::time::Monotonic;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// The most calls that are taken from the queue at once and decided with one reading of the checkpoint.
+/// Maximum number of calls that are taken from the queue at once and decided with one reading of the checkpoint.
 pub(super) const BATCH: usize = 64;
-/// The most starts that wait at a time. The kubelet runs at most one start for each pod of the node.
+/// Maximum number of starts that wait at a time. The kubelet runs at most one start for each pod of the node.
 const MAX_STARTS: usize = 1024;
 
 /// A call of `PreStartContainer`.

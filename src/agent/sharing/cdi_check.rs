@@ -50,8 +50,8 @@ const ENOUGH_NAMESPACES: usize = 2;
 /// How many of the first containers are checked at the same time. More than one, because a container may be slow to
 /// start, or wait for an init container that never ends.
 const AT_ONCE: usize = 8;
-/// The most containers that are checked at once: four in each of 110 pods, the kubelet's default maximum. Others are
-/// checked later.
+/// Maximum number of containers that are checked at once: four in each of 110 pods, the kubelet's default maximum.
+/// Others are checked later.
 const MAX_CHECKS: usize = 512;
 
 impl CdiChecks {

@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep_until};
 const SWEEP: Duration = Duration::from_secs(60);
 /// Time until the sweep after a pod is gone, and until the next attempt while there is no pod list yet.
 const SWEEP_SOON: Duration = Duration::from_secs(1);
-/// The most delivery results that wait for the sharing task: one for each pod of a node.
+/// Maximum number of delivery results that wait for the sharing task: one for each pod of a node.
 const MAX_UNREPORTED: usize = 128;
 
 /// The result of a device delivery. Every failure is reported, and a success only if a scheduler waits for the pod.

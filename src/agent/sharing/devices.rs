@@ -229,8 +229,8 @@ impl SharedDevices {
     }
 }
 
-/// Leaves out what this runtime does not read and a container can be without, with a warning. Returns why the runtime would
-/// refuse the rest.
+/// Removes the edits that this runtime does not read and that a container can do without, and logs a warning. If the runtime
+/// would refuse the remaining edits too, returns the reason.
 fn fit(edits: &mut NodeEdits, runtime: &str) -> Option<Arc<str>> {
     let (major, minor) = cdi_support::newest_spec(runtime)?;
     let (newest, carried) = (CdiVersion::new(major, minor), edits.carried);

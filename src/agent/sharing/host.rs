@@ -49,7 +49,7 @@ impl HostFindings {
         )
     }
 
-    /// Whether both are the same, and their specs come from the same reading of the same file.
+    /// Whether both findings are the same, with the spec from the same reading of the same file.
     pub(super) fn is_same(&self, other: &HostFindings) -> bool {
         let file = |host: &HostFindings| host.spec.as_ref().map(Arc::as_ptr);
         file(self) == file(other)

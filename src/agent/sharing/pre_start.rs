@@ -189,7 +189,7 @@ impl Sharing {
         pod.is_some_and(|pod| self.status.is_awaited(&pod))
     }
 
-    /// Does the remaining work for a start that no longer waits for the owner.
+    /// Does the remaining work for a start that no longer waits for this task.
     fn finish_start(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
         self.check_first_containers(&bound);
         self.holders.compare_now_and_then();

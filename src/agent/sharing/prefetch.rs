@@ -6,9 +6,9 @@
 //!   Allocate ──▶ unseen ──checkpoint──▶ seen ──guess──▶ preparing ──files──▶ prepared ──▶ PreStartContainer
 //! ```
 //!
-//! Other threads read the checkpoint and write the files, so the owner does not wait. A start is decided in the same way
-//! as without a prefetch: by a recent checkpoint that contains its ticket. Prefetched files are used only if they are
-//! exactly the files of that decision; otherwise they are written again.
+//! Other threads read the checkpoint and write the files, so the sharing task does not wait. A start is decided in the same way
+//! as without a prefetch: by a recent checkpoint that contains its ticket. Prefetched files are used only if they are exactly the
+//! files of that decision; otherwise they are written again.
 //!
 //! What must never happen here: a container starts with the guess of a prefetch; two threads write one file.
 
@@ -36,18 +36,17 @@ const FRESH: Duration = Duration::from_secs(2);
 /// How long after `Allocate` a start is expected. The files of a later start, after a long image pull, are written at that
 /// start.
 const EXPECTED: Duration = Duration::from_secs(60);
-/// The most starts that are expected: all containers of a full node. The files of further containers are written when they
-/// start.
+/// Maximum number of expected starts: all containers of a full node. The files of further containers are written when they start.
 const MAX_EXPECTED: usize = 1024;
-/// Pause between two prefetches of CDI specs. After each prefetch the runtime rereads all specs of its folder, which takes
-/// 0.2 ms for each spec. With one prefetch for each ticket of sixty pods, this took a twelfth of the node's work in that
-/// time. If a start comes before its prefetch, its files are written at the start.
+/// Pause between two prefetches of CDI specs. After each prefetch the runtime rereads all specs of its folder, which takes 0.2 ms
+/// for each spec. With one prefetch for each ticket of sixty pods, this took a twelfth of the CPU time in a test. If a start
+/// comes before its prefetch, its files are written at the start.
 const APART: Duration = Duration::from_secs(1);
-/// The most starts of one prefetch. The kubelet admits sixty pods within seconds and starts them in its own order, so the
-/// files of all of them should be written in the first seconds; with 16 at once, a quarter of the starts came before their
-/// files. A start whose files are being written waits for the whole prefetch, 0.2 ms for each start.
+/// Maximum number of starts in one prefetch. The kubelet admits sixty pods within seconds and starts them in its own order, so
+/// the files of all of them should be written in the first seconds. With a maximum of 16, a quarter of the starts came before
+/// their files were written. A start whose files are being written waits for the whole prefetch, 0.2 ms for each start.
 const MAX_AT_ONCE: usize = 64;
-/// The most pending background results: one reading and one prefetch.
+/// Maximum number of pending background results: one reading and one prefetch.
 const UNDER_WAY: usize = 2;
 
 /// The expected starts, and the stage of each.
@@ -165,9 +164,9 @@ impl SpecPrefetcher {
         self.rows = rows.map(|rows| (Arc::clone(rows), began));
     }
 
-    /// The last checkpoint, if it is fresh and contains the newest ticket of each of these starts, and every other
-    /// expected ticket with any of their ids. Such a checkpoint was read after `Allocate`, so no other container holds one
-    /// of these ids in it.
+    /// The last checkpoint, if it was read a moment ago and contains the newest ticket of each of these starts. It must also
+    /// contain every other expected ticket that shares an id with them. Such a checkpoint was read after `Allocate`, so no other
+    /// container holds one of these ids in it.
     pub(super) fn rows<'a>(
         &self,
         allocator: &NodeAllocator,

@@ -212,7 +212,7 @@ impl Sharing {
     }
 
     async fn look_at_everything(&mut self) {
-        // Read before the first list is made: of an unhealthy device, the ids of its containers become unhealthy first.
+        // The first list needs the checkpoint: for an unhealthy device, the slots of its containers are marked first.
         if let Ok(rows) = self.holders.read().await {
             self.allocator.set_checkpoint(&rows);
         }
@@ -220,7 +220,7 @@ impl Sharing {
         self.look_at_gpus();
         self.look_at_pods();
         self.keep_changes().await;
-        // From now on `Allocate` is answered with tickets, because this agent's owner can register them.
+        // From now on `Allocate` is answered with tickets, because the sharing task can register them now.
         self.calls.answer_with_tickets(self.tickets.journal());
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// The most writes that wait for the disk. Senders wait while the queue is full.
+/// Maximum number of writes that wait for the disk. Senders wait while the queue is full.
 const QUEUE: usize = 256;
 
 /// The queue of the writer thread. The thread writes everything, and ends when the queue is closed.

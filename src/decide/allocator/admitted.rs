@@ -41,9 +41,9 @@ impl NodeAllocator {
         pods.map(|gpu_pod| (gpu_pod.uid.clone(), stage(gpu_pod))).collect()
     }
 
-    /// Whether every start of a pod is refused, because it has no claim and gets no device without one, its request cannot be
-    /// read, or its claim names a device that the node does not have. Only known once the kubelet has called `Allocate` for it: a
-    /// container that another plugin has answered for starts without this agent.
+    /// Whether every start of a pod is refused: it has no claim and gets no device without one, its request cannot be read, or
+    /// its claim names a device that the node does not have. `false` until the kubelet has called `Allocate` for all containers
+    /// that request GPUs: if another plugin answers such a call, the container starts without this agent.
     fn is_refused(&self, gpu_pod: &GpuPod) -> bool {
         let refused = match self.effective_claim(gpu_pod) {
             EffectiveClaim::None => !self.shares(&gpu_pod.uid),

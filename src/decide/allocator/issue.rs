@@ -7,14 +7,14 @@ use model::ticket::IssuedTicket;
 use std::sync::Arc;
 
 impl NodeAllocator {
-    /// Sets whether it is known that the CDI device of a ticket reaches no container of this node. Then a container
+    /// Sets whether it is known that the CDI device of a ticket reaches no container of this node. If so, a container
     /// that got only a ticket does not start.
     pub fn set_tickets_lost(&mut self, lost: bool) {
         self.policy.tickets_lost = lost;
     }
 
-    /// Sets why the runtime would refuse the CDI specs of tickets; `None` where it reads them. Then a container that got
-    /// only a ticket does not start.
+    /// Sets why the runtime would refuse the CDI specs of tickets; `None` if it reads them. While there is a reason, a
+    /// container that got only a ticket does not start.
     pub fn set_unreadable_specs(&mut self, why: Option<Arc<str>>) {
         self.policy.unreadable_specs = why;
     }
@@ -60,8 +60,8 @@ impl NodeAllocator {
         self.tickets.of(&ids).last().map(|issued| &issued.ticket)
     }
 
-    /// Containers of started pods that got only a ticket at `Allocate`, without init containers, by the kubelet's
-    /// checkpoint as it was read last.
+    /// Containers of started pods that got only a ticket at `Allocate`, according to the kubelet's checkpoint at its
+    /// last reading. Init containers are left out.
     #[must_use]
     pub fn started_by_ticket(&self) -> Vec<(ContainerKey, PodRef)> {
         let by_ticket = self.held.values().filter(|row| row.ticket.is_some() && !row.early).map(|row| &row.holder);
@@ -75,8 +75,8 @@ impl NodeAllocator {
         by_ticket.filter(|holder| self.pods.started.contains(&holder.pod)).filter_map(of).collect()
     }
 
-    /// The tickets of containers that an earlier release gave their devices at `Allocate`, each with its pod, of pods
-    /// that have not finished, by the kubelet's checkpoint as it was read last.
+    /// The tickets of containers to which an earlier release gave their devices at `Allocate`, each with its pod,
+    /// according to the kubelet's checkpoint at its last reading. Pods that have finished are left out.
     #[must_use]
     pub fn early_tickets(&self) -> Vec<(&PodUid, &Ticket)> {
         let here = |uid: &PodUid| self.pods.by_uid.get(uid).is_some_and(|gpu_pod| !gpu_pod.finished);

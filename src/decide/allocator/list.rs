@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 impl NodeAllocator {
     /// Every slot of every device, ordered by device and number.
     ///
-    /// An unhealthy device makes as many slots unhealthy as it has: first the ids of containers with a claim on it,
-    /// which may be slots of other devices, then free slots of its own, then free slots of other devices. So the
-    /// kubelet never has more free slots than the healthy devices can serve, and no slot of a pod on a healthy device
-    /// becomes unhealthy.
+    /// For an unhealthy device with n slots, n slots are reported as unhealthy. First come the slots of the containers
+    /// that have a claim on the device; the kubelet may count slots of other devices for them. Then come free slots of
+    /// the device, then free slots of other devices. So the kubelet never has more free slots than the healthy devices
+    /// can serve, and no slot of a pod on a healthy device is reported as unhealthy.
     ///
-    /// A cordoned device makes as many free slots unhealthy as it has room for containers, its own slots first; the
-    /// slots of containers on it do not change. If no device may get new containers, every device counts as cordoned. So
-    /// does a device that another owner holds.
+    /// For a cordoned device that could take m more containers, m free slots are reported as unhealthy, its own slots
+    /// first. The slots of the containers on it stay healthy. A device that another owner holds counts as cordoned, and
+    /// if no device may get new containers, all of them do.
     #[must_use]
     pub fn list(&self) -> Vec<ListedSlot> {
         let mut list: Vec<ListedSlot> = self
@@ -60,8 +60,9 @@ impl NodeAllocator {
         list
     }
 
-    /// The slots that pods which have not finished hold, and the slots of unknown pods. The kubelet keeps rows of pods
-    /// that are gone until it needs their slots, and writes rows of pods that the agent's watch has not shown yet.
+    /// The slots of pods that have not finished, and the slots of unknown pods. The checkpoint keeps entries of pods
+    /// that are gone until the kubelet needs their slots, and it has entries of pods that the agent's watch has not
+    /// shown yet.
     pub(super) fn held_ids(&self) -> (BTreeSet<Slot>, BTreeSet<Slot>) {
         let (mut held, mut doubtful) = (BTreeSet::new(), BTreeSet::new());
         for (key, row) in &self.held {
@@ -75,7 +76,7 @@ impl NodeAllocator {
         (held, doubtful)
     }
 
-    /// The slots of containers whose claim is on `device`, of pods that have not finished. If a container holds several
+    /// The slots of containers with a claim on `device`, without pods that have finished. If a container holds several
     /// slots, the slot at the position of the device share on `device` counts.
     fn ids_that_use(&self, device: &GpuUuid) -> BTreeSet<Slot> {
         let mut ids = BTreeSet::new();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Why a container must not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The pod has no claim, and by the settings or this node's history every GPU pod has one.
+    /// The pod has no claim, and by the settings or this node's history every GPU pod needs one.
     NotPlaced,
     /// The claim cannot be read.
     Unreadable(Arc<str>),

@@ -36,12 +36,12 @@ pub enum StartVerdict {
     Fill {
         /// The containers, in the order of the kubelet's checkpoint.
         bound: Vec<BoundContainer>,
-        /// Whether the allocator made the claim, because no scheduler had, and the claim is complete and not written on
-        /// the pod yet: the agent must write it.
+        /// Whether the agent must write the claim on the pod: no scheduler made a claim, so the allocator made it, and
+        /// it is complete now.
         shared: bool,
     },
     /// The ids are those of a plugin that ran on this node before. The container gets what that plugin answered, and
-    /// the agent does nothing. Ids of that plugin may look like this agent's; then its answer differs.
+    /// the agent does nothing. If the ids look like this agent's, the answer in the checkpoint shows that they are not.
     Foreign,
     /// Not decided yet: the agent judges again when the checkpoint or the pods have changed.
     Wait(WaitReason),
@@ -80,8 +80,8 @@ impl WaitReason {
 }
 
 impl NodeAllocator {
-    /// Judges a start of the container that holds `ids`, by the kubelet's checkpoint as it is now. `None` means that it
-    /// cannot be read, which is not the same as empty: the entries that were read before stay.
+    /// Judges a start of the container that holds `ids`, by the kubelet's checkpoint as it is now. `None` means that
+    /// the checkpoint cannot be read. It does not mean an empty checkpoint: the entries that were read before stay.
     pub fn start(&mut self, ids: &[Arc<str>], checkpoint: Option<&[CheckpointEntry]>) -> StartVerdict {
         let Some(checkpoint) = checkpoint else { return StartVerdict::Wait(WaitReason::Checkpoint) };
         self.set_checkpoint(checkpoint);
@@ -183,8 +183,9 @@ impl NodeAllocator {
         }
     }
 
-    /// Whether an earlier release gave this container the devices of its claim at `Allocate`, where the call did not
-    /// name the container. That release noted the holder once it had compared the two.
+    /// Whether an earlier release gave this container the devices of its claim at `Allocate`, a call that does not name
+    /// the container. Once that release knew the container, it compared the devices with the claim, and noted the
+    /// holder if they were the same.
     pub(super) fn was_given_its_claim(&self, bound: &BoundContainer) -> bool {
         self.tickets.get(&bound.ticket).is_some_and(|issued| match &issued.holder {
             Some(holder) => *holder == bound.limits.holder,

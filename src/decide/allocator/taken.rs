@@ -26,7 +26,8 @@ pub struct OtherHolding {
     pub uid: PodUid,
     /// Namespace and name.
     pub pod: PodRef,
-    /// Whether it is of the agent's resource: then it is one of the node's GPUs in any case.
+    /// Whether the kubelet counts the devices under the agent's resource. Then they are GPUs of the node, whatever
+    /// their names.
     pub own_resource: bool,
     /// The names of the devices, as the other plugin spells them.
     pub devices: Vec<Arc<str>>,

@@ -21,7 +21,7 @@ pub(super) struct SeenDevices {
     offered: BTreeSet<GpuUuid>,
     /// The GPUs that the driver lists and that are known not to be divided into MIG instances, offered or not.
     whole: BTreeSet<GpuUuid>,
-    /// The records of earlier processes are not read yet, so that a device without a record may have been here.
+    /// The records of earlier processes are not read yet, so the node may have had a device that is not recorded here.
     without_records: bool,
 }
 
@@ -38,8 +38,8 @@ impl NodeAllocator {
         self.list() != before
     }
 
-    /// For a list of slots that is made before the records of earlier processes are read: a claim on a device without a record
-    /// takes nothing then.
+    /// Call this to make a list of slots before the records of earlier processes are read. Until then, a claim on a device
+    /// without a record uses no offered device.
     pub fn is_without_records(&mut self) {
         self.seen.without_records = true;
     }

@@ -9,9 +9,9 @@
 //!
 //! An agent without a stream changes nothing: its node is judged by the API server alone.
 //!
-//! A leader has never seen a pod that ended, or that an etcd restore took away, before the leader won. If processes of such a
-//! pod are left, only the report of its node shows them. The report names no amounts that could be counted as a claim, so the
-//! GPU takes no new claims until a list of its processes shows none of that pod.
+//! A new leader does not know the pods that ended, or that an etcd restore removed, before it won the election. If processes of
+//! such a pod are left, only the report of its node shows them. The report names no amounts that could be counted as a claim, so
+//! the GPU takes no new claims until a list of its processes shows none of that pod.
 //!
 //! What must never happen here: a report releases the claim of a pod that runs according to the API server, or whose processes
 //! the report does not know; the end of an old stream ends a newer one.
@@ -217,16 +217,16 @@ impl ClusterState {
         }
     }
 
-    /// The same after a pod of the node became known. Such a pod can only explain processes, so this does nothing if no GPU is in
-    /// use.
+    /// The same after a pod of the node became known. A new pod can only be the owner of processes that had none, so this does
+    /// nothing if no GPU has such processes.
     pub(super) fn may_explain(&mut self, name: &NodeName) {
         if self.nodes.get(name).is_some_and(NodeClaims::is_in_use) {
             self.find_used_gpus(name);
         }
     }
 
-    /// Whether the API server explains the processes of a pod that a report names: the pod holds GPUs of the node, or it runs
-    /// there and requests none. A running pod that requests no GPU is treated like a host process.
+    /// Whether the API server shows why the pod that a report names may have processes on GPUs: the pod holds GPUs of the node,
+    /// or it runs there and requests none. A running pod that requests no GPU is treated like a host process.
     fn is_explained(&self, node: &NodeClaims, named: &PodUid) -> bool {
         node.static_pods().meant(named).any(|uid| {
             let location = self.locations.get(uid).map(|location| &location.node);

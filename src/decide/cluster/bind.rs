@@ -118,10 +118,10 @@ impl ClusterState {
         Ok(BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
     }
 
-    /// The order of a reservation again, with the epoch of this term. `None` where the order must not be written now: the pod
-    /// has no reservation, or is gone and its processes still run; its node takes no new claims; or another leader has meanwhile
-    /// placed pods that leave no room for it. A node that is gone may never open again, so an order for it is written: the pod is
-    /// then deleted with the other pods of that node.
+    /// The order of a reservation again, with the epoch of this term. `None` if the order must not be written now: the pod has no
+    /// reservation; the pod is gone and its processes still run; its node takes no new claims; or another leader has meanwhile
+    /// placed pods that leave no room for it. If the Node is gone, the order is written all the same, because the node may never
+    /// open again: Kubernetes then deletes the pod together with the other pods of that node.
     #[must_use]
     pub fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
         let location = self.locations.get(uid)?;
@@ -151,9 +151,9 @@ impl ClusterState {
         room.then(|| BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
     }
 
-    /// Takes in the outcome of a write. Only a refusal releases the reservation; after a lost answer the same order must
-    /// be written again until its outcome is known. If an earlier write has bound the pod and it has run before the watch
-    /// showed it, the pod holds its GPUs until its processes have ended.
+    /// Takes in the outcome of a write. Only a refusal releases the reservation; after a lost answer the same order must be
+    /// written again until its outcome is known. An earlier write may have bound the pod, and the pod may have run before the
+    /// watch showed it. Then the pod holds its GPUs until its processes have ended.
     pub fn bind_ended(&mut self, uid: &PodUid, outcome: BindOutcome) {
         let Some(location) = self.locations.get(uid).filter(|_| outcome == BindOutcome::Refused).cloned() else {
             return;

@@ -47,7 +47,7 @@ impl ClosedReason {
         !matches!(self, ClosedReason::Gone | ClosedReason::AgentStarting | ClosedReason::AgentLeaving)
     }
 
-    /// The pod that closes the node, if one does.
+    /// The pod that closes the node; `None` if the reason is not a pod.
     pub(super) fn pod(&self) -> Option<&PodUid> {
         match self {
             ClosedReason::UnknownClaim(pod)
@@ -202,7 +202,7 @@ impl BlockingPods {
         self.origins.get(uid)
     }
 
-    /// The claim of a pod is from this scheduler; `None` where none made it, or the pod is gone.
+    /// Sets the scheduler that made the claim of a pod; `None` if no scheduler made it, or the pod is gone.
     pub(super) fn origin_is(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
         match origin {
             Some(origin) => self.origins.insert(uid.clone(), origin),
@@ -212,10 +212,10 @@ impl BlockingPods {
     }
 }
 
-/// The newest pod of another scheduler, unless it is older than all pods of this scheduler: it shows that both place pods
-/// here. Pods that were there when this scheduler took over are older, also those under a former name of its Lease. If two
-/// schedulers place pods on one node, at least one of them closes it. A time that cannot be read counts as the time that
-/// closes the node, because it proves nothing.
+/// The newest pod of another scheduler, if this scheduler had placed a pod here before: both place pods here. If two schedulers
+/// place pods on one node, at least one of them closes it. Pods that were there when this scheduler took over are older and do
+/// not close the node, even those under a former name of its Lease. If a time cannot be read, the node is closed, because nothing
+/// shows which pod is older.
 fn intruder(origins: &BTreeMap<PodUid, ClaimOrigin>) -> Option<ClosedReason> {
     let own = |origin: &ClaimOrigin| match origin {
         ClaimOrigin::Own(at) => Some(at.unwrap_or(WallTime(0))),

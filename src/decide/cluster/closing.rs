@@ -34,7 +34,7 @@ impl ClusterState {
         }
     }
 
-    /// Which scheduler wrote the claim of a pod that [`ClusterState::pod_is`] has shown; `None` where none did.
+    /// Sets which scheduler wrote the claim of a pod that [`ClusterState::pod_is`] has shown; `None` if no scheduler wrote one.
     pub fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
         let Some(node) = self.locations.get(uid).map(|location| location.node.clone()) else { return };
         if let Some(claims) = self.nodes.get_mut(&node) {
@@ -59,7 +59,7 @@ impl ClusterState {
         changes
     }
 
-    /// Why this node takes no new claims; `None` where it takes some or is not known.
+    /// Why this node takes no new claims; `None` if it takes new claims, or is not known.
     #[must_use]
     pub fn closing(&self, name: &str) -> Option<Closing> {
         Some(self.named(self.nodes.get(name)?.closed()?))

@@ -114,7 +114,7 @@ impl NodeClaims {
         &mut self.blocking_pods.last_reported
     }
 
-    /// Why the node takes no new claims, if it takes none.
+    /// Why the node takes no new claims; `None` if it takes new claims.
     #[must_use]
     pub fn closed(&self) -> Option<ClosedReason> {
         if self.uid.is_none() {
@@ -259,8 +259,8 @@ impl NodeClaims {
         waits.map(|(uid, _)| uid)
     }
 
-    /// Ended pods with the hash of this static pod that hold no more than it holds. Deleting a mirror pod does not end its
-    /// containers, and the kubelet makes another mirror pod: the devices of the containers must not count twice.
+    /// Ended pods with the hash of this static pod whose claims are within its claim. When a mirror pod is deleted, its
+    /// containers keep running and the kubelet makes another mirror pod. The devices of these containers must not count twice.
     pub(super) fn predecessors(&self, uid: &PodUid) -> Vec<PodUid> {
         let Some(own) = self.ledger.get(uid) else { return Vec::new() };
         let within = |held: &LedgerClaim| {
@@ -353,8 +353,8 @@ impl NodeClaims {
             && self.agent.is_none()
     }
 
-    /// Sets the current Node. A register that cannot be read leaves the devices as they were known last, so
-    /// that the claims on them stay visible, and closes the node.
+    /// Sets the current Node. If its register cannot be read, the node is closed and keeps its last known devices, so that the
+    /// claims on them stay visible.
     pub(super) fn is(&mut self, facts: &NodeFacts, kinds: &mut dyn FnMut(&RegisteredGpu) -> Arc<DeviceKind>) {
         // Most new versions of a Node are about something else.
         let before = (self.uid.take(), self.unreadable.take());
@@ -417,7 +417,7 @@ impl NodeClaims {
         self.removed.retain(|uuid| !listed(uuid) && self.ledger.pods_on(uuid).next().is_some());
     }
 
-    /// The newest version of the Node cannot be read. Its devices stay as they were known last.
+    /// The newest version of the Node cannot be read. The node keeps its last known devices.
     pub(super) fn is_unreadable(&mut self, why: &Arc<str>) {
         self.version.changes();
         self.unreadable = Some(Arc::clone(why));
@@ -468,7 +468,7 @@ impl NodeClaims {
         }
     }
 
-    /// Which scheduler wrote the claim of this pod; `None` where none did.
+    /// Sets which scheduler wrote the claim of this pod; `None` if no scheduler wrote one.
     pub(super) fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
         if self.blocking_pods.origin(uid) != origin.as_ref() {
             self.blocking_pods_mut().origin_is(uid, origin);

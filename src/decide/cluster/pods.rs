@@ -89,7 +89,7 @@ impl ClusterState {
         self.may_explain(&bound.node);
     }
 
-    /// Sets a pod that is bound, has not ended and requests no GPU; `None` where that is not, or no longer, true.
+    /// Records a pod that is bound, has not ended and requests no GPU; `None` removes its record.
     fn pod_without_gpus_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
         // Most new versions of such a pod are about something else.
         if self.pods_without_gpus.get(uid) == bound.map(|bound| &bound.node) {
@@ -139,7 +139,7 @@ impl ClusterState {
             node.release(uid);
         }
         self.look_for_unknown_device(name);
-        // The claim no longer explains the processes of the pod.
+        // The pod has no claim any more that its processes could belong to.
         self.find_used_gpus(name);
         self.touch(name);
         self.forget_empty(name);

@@ -41,7 +41,7 @@ type Offer = Vec<(NodeName, Vec<PodUid>)>;
 /// The pods for which kube-scheduler evicts others.
 #[derive(Debug, Default)]
 pub(super) struct NominatedPods {
-    /// Those that wait for ends on their nominated node: the node, and since when.
+    /// Pods that wait until other pods on their nominated node have ended: the node, and the start of the wait.
     waiting: HashMap<PodUid, (NodeName, Monotonic)>,
     /// The last offers, oldest first.
     offers: VecDeque<(PodUid, Offer)>,
@@ -122,9 +122,9 @@ impl ClusterState {
         PreemptVerdict::Offers(places)
     }
 
-    /// Whether the nominated node of a pod gets room, or has it already, once the pods there that have ended, are being deleted, or
-    /// are evicted for this pod have released their GPUs. That node may be closed for a moment. `false` once the pod has waited for
-    /// a minute.
+    /// Whether the pod must wait for room on its nominated node. It waits if it fits there without the pods that have ended, are
+    /// being deleted, or are evicted for it, because these pods will release their GPUs. The node may be closed for a moment.
+    /// `false` once the pod has waited for a minute.
     fn waits_for_ends(&mut self, request: &PlacementRequest, nominated: &NodeName, now: Monotonic) -> bool {
         let ends = |uid: &&PodUid| {
             let deleted = self.locations.get(*uid).is_some_and(|location| location.is_being_deleted);

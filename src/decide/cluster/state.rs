@@ -29,7 +29,7 @@ pub struct ClusterRules {
     pub placement: PlacementRules,
     /// Which nodes the filter names.
     pub node_choice: NodeChoice,
-    /// The most nodes that the filter names.
+    /// How many nodes the filter names at most.
     pub answered_nodes: AnsweredNodes,
     /// The difference between the scores of two neighbours in the order of the node policy.
     pub score_step: i64,
@@ -46,9 +46,9 @@ impl Default for ClusterRules {
     }
 }
 
-/// kube-scheduler multiplies a score by the extender's weight and by 10. Its own plugins together give at most 1,200
-/// points with their default weights, so a step of 121 lets the order of the GPUs decide, and nodes that are equal for
-/// GPUs leave the choice to its plugins.
+/// kube-scheduler multiplies a score by the extender's weight and by 10. The plugins of kube-scheduler together give at most
+/// 1,200 points with their default weights. With a step of 121, different scores differ by at least 1,210 points, so they decide.
+/// Between nodes with the same score, the plugins decide.
 pub const DEFAULT_SCORE_STEP: i64 = 121;
 
 /// Which nodes the filter names.
@@ -61,8 +61,8 @@ pub enum NodeChoice {
     Extender,
 }
 
-/// The most fitting nodes that a filter call names. kube-scheduler computes points for each of them, and with thousands of nodes
-/// that takes most of its time for a pod.
+/// How many of the nodes that fit the filter names at most. kube-scheduler computes points for each of them, and with thousands
+/// of nodes that takes most of its time for a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnsweredNodes {
     /// 5 % of the nodes in the call and at least 100: as many as kube-scheduler itself checks in a large cluster.
@@ -75,7 +75,7 @@ pub enum AnsweredNodes {
 }
 
 impl AnsweredNodes {
-    /// The most nodes that the answer names to a call about `asked` nodes.
+    /// How many nodes the answer to a call about `asked` nodes names at most.
     pub(super) fn most(self, asked: usize) -> usize {
         match self {
             AnsweredNodes::Share => asked.div_ceil(20).max(100),
@@ -146,8 +146,8 @@ pub struct ClusterState {
     /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to, and with their names where
     /// these can be read. Bounded like the pods of the cluster.
     pub(super) unreadable: HashMap<PodUid, (NodeName, Option<PodRef>)>,
-    /// Pods that are bound, have not ended and request no GPU, with their nodes: their processes on a GPU are explained. Bounded
-    /// like the pods of the cluster; each takes some 60 bytes.
+    /// Pods that are bound, have not ended and request no GPU, with their nodes. Their processes on a GPU count as processes of
+    /// the host. Bounded like the pods of the cluster; each takes some 60 bytes.
     pub(super) pods_without_gpus: HashMap<PodUid, NodeName>,
     /// Nodes that may have been closed or opened since the last report of closings.
     pub(super) touched: BTreeSet<NodeName>,

@@ -109,7 +109,7 @@ impl ClusterState {
             }
         };
         let made: Vec<MadeVerdict> = names.iter().map(judged).collect();
-        // Otherwise the parts that this copy shares would be copied again.
+        // While this copy exists, `keep` would have to copy the parts that it shares.
         drop(kept);
         self.verdicts.keep(signature, &made);
         made

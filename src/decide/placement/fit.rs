@@ -50,8 +50,8 @@ pub fn place(
     Ok(Placement { claim, terms, fill: terms.fill(attempt.weights) })
 }
 
-/// For each device the test that every container of the pod fails on it, whatever the container requests. The devices of a node
-/// are mostly of one kind, which is judged once: a pod may name 64 products.
+/// For each device, the test at which it fails for every container of the pod, whatever the container requests. The devices of a
+/// node are mostly of one kind, which is judged once: a pod may name 64 products.
 fn all_barred(devices: &[PlacementDevice], selection: &GpuSelection) -> Vec<Option<RefusalReason>> {
     let mut last: Option<(&Arc<DeviceKind>, bool)> = None;
     let judged = devices.iter().map(|device| {
@@ -267,7 +267,7 @@ fn amounts(container: &ContainerRequest, capacity: Capacity) -> (Bytes, CorePerc
     (memory.bytes(), container.cores.unwrap_or(CorePercent(0)))
 }
 
-/// Whether the container requests more of a GPU than it has while nothing is claimed.
+/// Whether the container requests more of a GPU than the GPU has without any claim.
 fn is_too_small(container: &ContainerRequest, capacity: Capacity) -> bool {
     let (memory, cores) = amounts(container, capacity);
     memory.0 > capacity.memory || u64::from(cores.0) > capacity.cores

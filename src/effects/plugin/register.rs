@@ -74,7 +74,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// connection of the resource ends, and fails every pod that arrives before the plugin has registered again.
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
 /// The number of short pauses that are allowed; a registration that lasts [`STABLE_AFTER`] allows them again. If the
-/// kubelet drops the agent more often, it has another reason, and the next pauses are longer.
+/// kubelet drops the agent more often, there is another cause, and the next pauses are longer.
 const SHORT_PAUSES: u32 = 3;
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 

@@ -50,7 +50,7 @@ enum Below {
 struct Directory {
     path: Arc<str>,
     below: Below,
-    /// The links when it was last listed; `None` makes the next walk list it.
+    /// The link count when the directory was last listed; `None` makes the next walk list it.
     links: Option<DirectoryLinks>,
     /// The open directory above it.
     above: Option<Arc<OwnedFd>>,

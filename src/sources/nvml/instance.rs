@@ -93,8 +93,8 @@ fn identify(
     })
 }
 
-/// The part of a profile that slices and memory do not tell: media engines (`+me`, `+me.all`, `-me`), graphics (`+gfx`).
-/// Instances with different suffixes are different, also where slices and memory are the same.
+/// The suffix of a profile, after the numbers of slices and memory: media engines (`+me`, `+me.all`, `-me`), graphics
+/// (`+gfx`). Profiles with different suffixes are different, even if slices and memory are the same.
 fn suffix(profile: &str) -> &str {
     let suffix = profile.find(['+', '-']).and_then(|at| profile.get(at..)).unwrap_or_default();
     let word = suffix.get(1..).unwrap_or_default();

@@ -32,7 +32,8 @@ pub(super) struct GpuCaller {
     answers: BTreeMap<Call, Refusal>,
     /// NVLink fields that this driver or this GPU does not know, with the reason.
     unknown_link_fields: BTreeMap<u32, Absence>,
-    /// Number of values outside the range of their reading since the last sample; 0 for a reading that had one before.
+    /// Number of values outside the range of their reading since the last sample. A reading whose number was counted for an
+    /// earlier sample stays here with 0.
     implausible: BTreeMap<&'static str, u32>,
     lost: bool,
 }

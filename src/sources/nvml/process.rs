@@ -26,8 +26,8 @@ use std::sync::Arc;
 /// An empty list of graphics processes is read again after this many lists, usually a minute: a compute node has no
 /// graphics processes. It is read at once when the GPU shows signs of a process that is in no other list.
 const GRAPHICS_EVERY: u32 = 12;
-/// Used memory that no listed process explains must grow by this much to be such a sign. Drivers keep smaller, changing
-/// amounts for themselves; the smallest client of a display takes about as much.
+/// If the used memory that belongs to no listed process grows by this much, the list of graphics processes is read at
+/// once. Drivers keep smaller, changing amounts for themselves; the smallest client of a display takes about this much.
 const UNEXPLAINED: Bytes = Bytes(32 * Bytes::MIB);
 
 /// State of one GPU's processes between two lists.

@@ -107,7 +107,7 @@ impl UseMeter {
         let latest = gpu.skew.latest(now);
         let one_refresh_ago = now.wall.0.saturating_sub(LONGEST_REFRESH);
         if self.counted == 0 || self.counted > latest {
-            // The first list, or the clock was set back: not from the start of NVML's buffer.
+            // For the first list, and after the clock was set back, do not read NVML's buffer from its start.
             self.counted = one_refresh_ago;
         }
         let since = self.counted;

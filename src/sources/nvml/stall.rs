@@ -52,7 +52,7 @@ impl Stalls {
     }
 }
 
-/// Why a GPU cannot be called, if it cannot.
+/// Why a GPU cannot be called; `None` if it can.
 fn why(gpu: &GpuUuid, stuck: &[Stuck], reach: Reach) -> Option<Absence> {
     let own = |stuck: &&Stuck| matches!(&stuck.gpu, Some(GpuKey::Uuid(uuid)) if uuid == gpu);
     match (stuck.iter().find(own).map(|stuck| stuck.hangs), reach) {

@@ -81,7 +81,7 @@ impl Recent {
         Some(Xid { severity, pid, source, mig: waiting.mig.or_else(|| from_log.mig.clone()), ..waiting })
     }
 
-    /// The errors for which the kernel log has had its time.
+    /// The errors from NVML that the kernel log has not reported in time.
     pub(super) fn overdue(&mut self, now: Monotonic) -> Vec<Xid> {
         let count = self.waiting.iter().take_while(|xid| now.since(xid.at) > SAME).count();
         self.waiting.drain(..count).collect()

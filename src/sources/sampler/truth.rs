@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 /// Name of the variable with the task for a process that these tests start.
 const TASK: &str = "GPU_STEWARD_TEST_TASK";
-/// Bytes that a process touches. The kernel charges a cgroup in batches of 256 KiB for each processor, and the process
-/// has a MiB of its own, so two percent must be several MiB.
+/// Bytes that a process touches. The tests allow a deviation of two percent. The kernel charges a cgroup in batches of
+/// 256 KiB for each processor, and the process itself needs a MiB, so two percent of this number must be several MiB.
 const HELD: usize = 256 << 20;
 
 fn table(turns: u64) -> CgroupTable {

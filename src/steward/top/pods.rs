@@ -25,8 +25,7 @@ pub(crate) const COLUMNS: [Column; 15] = [
     left("QOS", 10, 144),
 ];
 
-/// Rows for all pods. `containers` adds the containers of each pod; without it, a pod of one container has only one
-/// row.
+/// Rows for all pods. With `containers`, the row of each pod has a row for each of its containers below it.
 pub(crate) fn rows(snapshot: &Snapshot, containers: bool) -> Vec<Row> {
     let pods = snapshot.pods.pods.iter().map(|pod| pod_row(pod, snapshot, containers));
     let alone = snapshot.pods.containers.iter().map(|container| container_row(container, snapshot, true));

@@ -130,9 +130,9 @@ impl CdiEdits {
         *self == CdiEdits::default()
     }
 
-    /// Removes the fields that a runtime which reads versions up to `newest` does not know, if a container has its GPU
-    /// without them too: groups for device nodes that are not open to all users, and classes of processor caches. `carried`
-    /// is the version of the spec that the edits came from. Returns the names of the fields.
+    /// Removes fields for a runtime that reads versions up to `newest`: the fields that it does not know and without which a
+    /// container still gets its GPU. These are groups for device nodes that are not open to all users, and classes of processor
+    /// caches. `carried` is the version of the spec that the edits came from. Returns the names of the fields.
     pub fn leave_out(&mut self, carried: CdiVersion, newest: CdiVersion) -> Vec<&'static str> {
         let beyond = |key: &&str| self.other.contains_key(*key) && lowest::of_field(key, carried) > newest;
         let left_out: Vec<&'static str> = [lowest::GIDS, lowest::RDT].into_iter().filter(beyond).collect();
