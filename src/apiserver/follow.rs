@@ -120,7 +120,7 @@ struct Position {
     /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; a second one
     /// before a watch works is a failure.
     forgot: bool,
-    /// The last watch was quiet for too long, and none has sent anything since.
+    /// The last watch was quiet for too long, and no watch has sent anything since.
     quiet: bool,
 }
 

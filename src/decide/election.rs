@@ -113,8 +113,7 @@ pub struct Elector {
     identity: Arc<str>,
     /// The address at which this process serves agents and the other processes, if it serves them.
     address: Option<Arc<str>>,
-    /// The Lease as it was read or written last, and when its record was first seen; `None` where it does not exist or
-    /// was never read.
+    /// The Lease as last read or written, and when its record was first seen; `None` where it does not exist or was never read.
     seen: Option<(StoredLease, Monotonic)>,
     /// Whether the next write may use the version of `seen`, without a read before it.
     current: bool,
@@ -157,13 +156,13 @@ impl Elector {
         self.times
     }
 
-    /// The holder of the Lease, as it was seen last.
+    /// The holder of the Lease, as last seen.
     #[must_use]
     pub fn holder(&self) -> Option<&Arc<str>> {
         self.seen.as_ref()?.0.record.holder.as_ref()
     }
 
-    /// The address at which the holder of the Lease serves, as it was seen last.
+    /// The address at which the holder of the Lease serves, as last seen.
     #[must_use]
     pub fn holder_address(&self) -> Option<&Arc<str>> {
         let record = &self.seen.as_ref()?.0.record;

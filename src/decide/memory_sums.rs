@@ -1,7 +1,7 @@
 //! Keeps the memory values of one GPU consistent: a GPU never uses less memory than its processes hold together.
 //!
-//! The driver counts the two by different calls, at slightly different moments, and some drivers of GPUs without memory of
-//! their own answer that nothing is used.
+//! The driver reports the memory of the GPU and the memory of its processes in different calls, at slightly different moments.
+//! Some drivers of GPUs without memory of their own answer that no memory is used.
 //!
 //! What must never happen here: a used amount below the sum of the processes; parts that are more than the whole.
 

@@ -38,7 +38,7 @@ use wire::{binding, placement};
 
 /// How long kube-scheduler waits for an answer, less a second for the network: the printed configuration has 5 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
-/// Maximum number of orders whose outcome is unknown. kube-scheduler binds at most some hundred pods at once. There are more
+/// Maximum number of orders whose outcome is unknown. kube-scheduler binds at most several hundred pods at once. There are more
 /// only while the API server does not answer, and then no order should be added.
 const MOST: usize = 2_000;
 

@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Events that wait. kube-scheduler places some hundred pods a second, and each has two events. The API server usually accepts
+/// Events that wait. kube-scheduler places several hundred pods a second, and each has two events. The API server usually accepts
 /// them as fast; the queue bridges the seconds in which it does not.
 const QUEUE: usize = 4096;
 /// Writes at the same time.

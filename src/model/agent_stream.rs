@@ -64,7 +64,7 @@ pub struct ReportedGpu {
     pub memory_total: ReportedReading<Bytes>,
     /// Memory in use by processes.
     pub memory_used: ReportedReading<Bytes>,
-    /// Memory in use that no process of a pod explains.
+    /// Memory in use that is not attributed to a process of a pod.
     pub memory_unattributed: ReportedReading<Bytes>,
     /// Number of processes; absent while the agent has no process list. 0 without an age where the driver never lists
     /// processes, because then the agent never sees any.
@@ -142,8 +142,8 @@ pub struct AgentReport {
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// Its pods, at most [`MAX_REPORTED_PODS`].
     pub pods: BTreeMap<PodUid, ReportedPod>,
-    /// GPUs and MIG instances that the node had, or has and does not offer, at most [`MAX_WITHDRAWN`]. A claim on one of
-    /// them takes nothing of a device that the node offers.
+    /// GPUs and MIG instances that the node had, or has and does not offer, at most [`MAX_WITHDRAWN`]. A claim on one of them
+    /// does not count on any device that the node offers.
     pub withdrawn: BTreeSet<GpuUuid>,
 }
 

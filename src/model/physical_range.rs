@@ -127,7 +127,7 @@ ranges! {
     PCIE_LINK_GENERATION_MOST = "pcie_link_generation_maximum", 1.0, PCIE_GENERATION;
     /// PCIe lanes.
     PCIE_LINK_WIDTH = "pcie_link_width", 1.0, PCIE_WIDTH;
-    /// Most PCIe lanes.
+    /// Maximum number of PCIe lanes.
     PCIE_LINK_WIDTH_MOST = "pcie_link_width_maximum", 1.0, PCIE_WIDTH;
     /// Bytes over all NVLinks.
     NVLINK_BYTES = "nvlink_bytes_total", 0.0, COUNTED_BYTES;

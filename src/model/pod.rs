@@ -56,7 +56,8 @@ pub struct Pod {
     pub annotations_left_out: u32,
     /// How many of those have a key that only the system writes: a claim may be among them.
     pub system_keys_left_out: u32,
-    /// Bytes of all annotations together, keys included, as Kubernetes limits them; also of those that are not kept.
+    /// Bytes of all annotations together, with their keys and including annotations that are not kept. Kubernetes limits this
+    /// number.
     pub annotation_bytes: u32,
     /// Bytes of the whole object as JSON, each escaped character counted as one: at least as many as etcd stores.
     pub bytes: u32,

@@ -20,7 +20,7 @@ pub struct RegisteredGpu {
     pub cores: CorePercent,
     /// The product name, beginning with `NVIDIA`; users select GPUs by it.
     pub product: Arc<str>,
-    /// NUMA node; 0 also where the node is not known.
+    /// NUMA node; 0 if it is not known.
     pub numa: u32,
     /// The sharing mode: `hami-core`, `mig`, or another mode that pods may request.
     pub mode: Arc<str>,

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 
-/// Most stacks in one dump; a program of 20 MiB has a few hundred to a few thousand.
+/// Maximum number of stacks in one dump; a program of 20 MiB has a few hundred to a few thousand.
 pub(crate) const MAX_STACKS: usize = 100_000;
 
 /// Deepest stack; jemalloc itself stops at 128.

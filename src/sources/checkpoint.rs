@@ -39,7 +39,7 @@ pub struct CheckpointEntries {
     pub unreadable: Arc<[Arc<str>]>,
 }
 
-/// Most unreadable entries whose reason is kept; one is enough to see that something is wrong.
+/// Maximum number of unreadable entries whose reason is kept; one is enough to see that something is wrong.
 const MAX_REASONS: usize = 16;
 
 impl CheckpointReader {

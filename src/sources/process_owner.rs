@@ -32,7 +32,7 @@ use std::time::Duration;
 use wire::cgroup_path::{CgroupPlace, place};
 use wire::proc_file::{CgroupMembership, memberships};
 
-/// Most ancestors that are looked at: below a container's own init there are a shell or two and a supervisor.
+/// Maximum number of ancestors that are looked at: below a container's own init there are a shell or two and a supervisor.
 const MAX_ANCESTORS: usize = 16;
 /// Attempts for one PID. An attempt fails only if the PID is reused between two reads.
 const MAX_ATTEMPTS: usize = 3;

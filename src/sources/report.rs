@@ -24,17 +24,18 @@ use std::sync::Arc;
 use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{Notify, mpsc};
 
-/// Most samples that may wait. The owner takes one within microseconds. Sixteen GPUs report two samples each a second
-/// and the sampler four, so 256 are about seven seconds of a stalled owner. After that a new sample is dropped and
-/// counted; the next one is newer anyway.
+/// Maximum number of samples that may wait. The owner takes one within microseconds. Sixteen GPUs report two samples
+/// each a second and the sampler four, so 256 are about seven seconds of a stalled owner. After that a new sample is
+/// dropped and counted; the next one is newer anyway.
 pub const QUEUE: usize = 256;
-/// Most events that may wait. A GPU that fails reports some tens of errors, so this is every GPU of a machine failing
-/// twice while the owner is stalled. The list also holds one fact of each kind, GPU and source.
+/// Maximum number of events that may wait. A GPU that fails reports some tens of errors, so this is every GPU of a
+/// machine failing twice while the owner is stalled. The list also holds one fact of each kind, GPU and source.
 const MAX_EVENTS: usize = 4096;
-/// Most samples of GPUs that wait for one subscriber: sixteen GPUs, once a second, for a minute.
+/// Maximum number of samples of GPUs that wait for one subscriber: sixteen GPUs, once a second, for a minute.
 const GPU_SAMPLES: usize = 16 * 60;
-/// Most readings of cgroups that wait for one subscriber: a node of 110 pods (the kubelet's default) with two containers
-/// each has 330 cgroups, once a second for half a minute. It is also more than one pass over the largest node.
+/// Maximum number of readings of cgroups that wait for one subscriber: a node of 110 pods (the kubelet's default) with
+/// two containers each has 330 cgroups, once a second for half a minute. It is also more than one pass over the largest
+/// node.
 const CGROUP_READINGS: usize = 330 * 30;
 const _: () = assert!(CGROUP_READINGS >= MAX_CGROUPS, "a whole pass has room");
 /// Both bounds in bytes, without what the readings point to: a subscriber that never reads must not double the memory

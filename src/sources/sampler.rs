@@ -48,7 +48,7 @@ const ERRORS_A_PASS: u32 = 16;
 const SHORTEST: Duration = Duration::from_millis(10);
 /// Open files left to the rest of the agent: connections, devices, state.
 const OTHER_FILES: u64 = 2048;
-/// Most files kept open: two for each possible cgroup.
+/// Maximum number of files that are kept open: two for each possible cgroup.
 const MOST_FILES: u64 = 2 * model::cgroup::MAX_CGROUPS as u64;
 
 /// Starts the thread `sampler`. It ends at once when `stop` is cancelled while it waits, else after the current pass.

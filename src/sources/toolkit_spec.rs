@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::cdi::{self, CdiSpec, host};
 
-/// The most entries of a folder of CDI specs that are listed: more than there are tickets on the largest node.
+/// Maximum number of entries of a folder of CDI specs that are listed: more than there are tickets on the largest node.
 const MAX_ENTRIES: usize = 65_536;
-/// The most toolkit files that are read at once; usually there is one.
+/// Maximum number of toolkit files that are read at once; usually there is one.
 const MAX_FILES: usize = 8;
 
 /// A CDI spec that is used.

@@ -17,9 +17,9 @@ pub use model::nvidia::{
 /// Kubernetes limits all annotations of one object together to this many bytes, so no single value is longer.
 pub const MAX_ANNOTATION: usize = 256 * 1024;
 
-/// Room for all annotations that the program may write on one pod: the claim twice, with the longest names of a node and
-/// a Lease, and the marks that come later. A pod with less room is not bound: the API server does not check the annotations
-/// of a Binding, and refuses all later writes to a pod that has too many, also those of its status.
+/// Room for all annotations that the program may write on one pod: the claim twice, with the longest names of a node and a Lease,
+/// and the marks that come later. A pod with less room is not bound: the API server does not check the annotations of a Binding,
+/// and refuses all later writes to a pod that has too many, even writes of its status.
 pub const ROOM: usize = MAX_ANNOTATIONS;
 
 /// Node: when its agent was last alive ([`crate::handshake`]).

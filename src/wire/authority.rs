@@ -54,7 +54,7 @@ fn object(kind: &'static str, json: &[u8]) -> Result<(Arc<str>, BTreeMap<String,
 /// Reads the Secret.
 ///
 /// # Errors
-/// [`DecodeError`], also where a part of the authority is missing. It quotes nothing of the Secret.
+/// [`DecodeError`], even if only a part of the authority is missing. It quotes nothing of the Secret.
 pub fn decode_secret(json: &[u8]) -> Result<StoredObject<AuthoritySet>, DecodeError> {
     let (version, data) = object(SECRET, json)?;
     let text = |key: &str| -> Result<Option<String>, DecodeError> {

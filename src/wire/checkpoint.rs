@@ -82,8 +82,8 @@ pub struct UnreadableRow {
 }
 
 impl Checkpoint {
-    /// The entry of the container that holds a ticket as a CDI device. `None` also where two containers hold it, which
-    /// must not happen: then neither can be trusted.
+    /// The entry of the container that holds a ticket as a CDI device. Also `None` if two containers hold it, which
+    /// must not happen: then neither entry can be trusted.
     #[must_use]
     pub fn holder(&self, ticket: &Ticket) -> Option<&CheckpointRow> {
         let name = ticket::qualified(ticket);

@@ -33,7 +33,7 @@ pub(super) struct HolderSources {
     foreign: Arc<[ForeignEntry]>,
     /// Whether the checkpoint existed at the last reading and could not be read.
     is_torn: bool,
-    /// The GPUs that another owner holds, as they were logged last.
+    /// The GPUs that another owner holds, as last logged.
     taken: BTreeMap<GpuUuid, PodRef>,
     listing: Listing,
     reporter: Reporter,
@@ -208,12 +208,14 @@ impl HolderSources {
         self.listing.last()
     }
 
-    /// Called when the checkpoint has decided a start: asks PodResources for a list now and then, to compare the two.
+    /// Called when the checkpoint has decided a start: asks PodResources for a list now and then, to compare it with the
+    /// checkpoint.
     pub(super) fn compare_now_and_then(&mut self) {
         self.listing.compare_now_and_then();
     }
 
-    /// Takes the disagreements that were found between the two. Counts and logs each that was found twice and is new.
+    /// Takes the disagreements that were found between PodResources and the checkpoint. Counts and logs each that was found twice
+    /// and is new.
     pub(super) fn disagree(&mut self, found: Vec<HolderDisagreement>) {
         for one in self.listing.disagree(found) {
             self.reporter.trouble(ErrorCounter::HoldersDisagree);

@@ -105,7 +105,7 @@ impl Listing {
         self.foreign.iter().map(|one| (one, one.resource == self.resource)).collect()
     }
 
-    /// Called when the checkpoint has decided a start: asks for a list now and then, to compare the two.
+    /// Called when the checkpoint has decided a start: asks for a list now and then, to compare it with the checkpoint.
     pub(super) fn compare_now_and_then(&mut self) {
         let now = clock::monotonic();
         if self.compare.is_none_or(|last| now.since(last) >= COMPARE) {

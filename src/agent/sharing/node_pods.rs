@@ -78,7 +78,7 @@ impl NodePods {
         self.pods.borrow().clone()
     }
 
-    /// A pod of this node as the API server showed it last.
+    /// A pod of this node as the API server last showed it.
     pub(super) fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
         let pods = self.pods.borrow();
         pods.iter().flat_map(|pods| &pods.pods).find(|pod| pod.cgroup_uid() == uid).cloned()

@@ -28,7 +28,7 @@ impl NodeAllocator {
         its_own && self.fits(gpu_pod, claim).is_ok()
     }
 
-    /// The start stage of each GPU pod that has not finished, by the kubelet's checkpoint as it was read last.
+    /// The start stage of each GPU pod that has not finished, by the kubelet's checkpoint as last read.
     #[must_use]
     pub fn stages(&self) -> BTreeMap<PodUid, PodStage> {
         let stage = |gpu_pod: &GpuPod| match self.pods.started.contains(&gpu_pod.uid) {

@@ -60,8 +60,8 @@ impl NodeAllocator {
         self.tickets.of(&ids).last().map(|issued| &issued.ticket)
     }
 
-    /// Containers of started pods that got only a ticket at `Allocate`, according to the kubelet's checkpoint at its
-    /// last reading. Init containers are left out.
+    /// Containers of started pods that got only a ticket at `Allocate`, by the kubelet's checkpoint as last read. Init
+    /// containers are left out.
     #[must_use]
     pub fn started_by_ticket(&self) -> Vec<(ContainerKey, PodRef)> {
         let by_ticket = self.held.values().filter(|row| row.ticket.is_some() && !row.early).map(|row| &row.holder);
@@ -75,8 +75,8 @@ impl NodeAllocator {
         by_ticket.filter(|holder| self.pods.started.contains(&holder.pod)).filter_map(of).collect()
     }
 
-    /// The tickets of containers to which an earlier release gave their devices at `Allocate`, each with its pod,
-    /// according to the kubelet's checkpoint at its last reading. Pods that have finished are left out.
+    /// The tickets of containers to which an earlier release gave their devices at `Allocate`, each with its pod, by
+    /// the kubelet's checkpoint as last read. Pods that have finished are left out.
     #[must_use]
     pub fn early_tickets(&self) -> Vec<(&PodUid, &Ticket)> {
         let here = |uid: &PodUid| self.pods.by_uid.get(uid).is_some_and(|gpu_pod| !gpu_pod.finished);

@@ -93,7 +93,7 @@ pub struct NodeAllocator {
     pub(super) taken: TakenDevices,
     pub(super) cordon: Cordon,
     pub(super) pods: PodTable,
-    /// The entry of each container in the kubelet's checkpoint, as it was read last.
+    /// The entry of each container in the kubelet's checkpoint, as last read.
     pub(super) held: BTreeMap<ContainerKey, CheckpointEntry>,
     pub(super) claims: HeldClaims,
     /// How much the claims take of each device.

@@ -1,5 +1,5 @@
-//! Devices that this node had, or has, and does not offer: a GPU that was lost, replaced or hidden by the device
-//! configuration, a MIG instance that was destroyed. A claim on such a device takes nothing of the devices that are offered.
+//! Devices that this node had, or has, and does not offer: a GPU that was lost, replaced or hidden by the device configuration, a
+//! MIG instance that was destroyed. A claim on such a device does not count on any device that is offered.
 //!
 //! A device that this agent has no record of is not withdrawn: the claim that names it may be for any GPU of the node. The
 //! leading extender then places no pod on the node until the pod with the claim has ended.
@@ -39,7 +39,7 @@ impl NodeAllocator {
     }
 
     /// Call this to make a list of slots before the records of earlier processes are read. Until then, a claim on a device
-    /// without a record uses no offered device.
+    /// without a record does not count on any device that is offered.
     pub fn is_without_records(&mut self) {
         self.seen.without_records = true;
     }

@@ -162,10 +162,10 @@ pub struct ClosingChange {
 /// What is known of a pod whose claim is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnknownClaim {
-    /// It has none, or its request cannot be read, and none of its containers has run: it holds no GPU if its agent refuses to
-    /// start it.
+    /// The pod has no claim, or its request cannot be read, and none of its containers has run. It holds no GPU if its agent
+    /// refuses to start it.
     NotStarted,
-    /// It may hold GPUs whatever its agent does with new pods.
+    /// The pod may hold GPUs, even if its agent refuses new pods.
     Other,
 }
 

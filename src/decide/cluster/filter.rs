@@ -111,7 +111,7 @@ pub fn score(state: &impl StateAccess, uid: &PodUid, nodes: &[&str]) -> Vec<i64>
     }
 }
 
-/// How many nodes a call names at most, and the number of its turn, which selects among nodes that tie.
+/// Maximum number of nodes that a call names, and the number of its turn, which selects among nodes that tie.
 #[derive(Clone, Copy, Debug)]
 struct Answered {
     most: usize,
@@ -182,7 +182,7 @@ fn only(location: &PodLocation, nodes: &[&str]) -> FilterVerdict {
 }
 
 impl ClusterState {
-    /// How many nodes a call for this pod names at most; `asked` is the number of nodes in the call.
+    /// Maximum number of nodes that a call for this pod names; `asked` is the number of nodes in the call.
     fn answered(&mut self, request: &PlacementRequest, asked: usize) -> Answered {
         self.turn = self.turn.wrapping_add(1);
         // The reason that kept the pod from the named nodes, such as a volume, may not hold for the others.

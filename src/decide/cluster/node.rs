@@ -45,8 +45,8 @@ pub struct NodeClaims {
     in_use: BTreeSet<GpuUuid>,
     /// The UID of the Node whose register has the devices.
     registered_by: Option<ObjectUid>,
-    /// Devices with claims that the register of this Node has listed and no longer lists: they were removed. A claim on one
-    /// of them takes nothing of the other devices.
+    /// Devices with claims that the register of this Node has listed and no longer lists: they were removed. A claim on one of
+    /// them does not count on any other device.
     removed: BTreeSet<GpuUuid>,
     /// A pod, and a device of its claim that is unknown ([`NodeClaims::look_for_unknown_device`]).
     unknown_device: Option<(PodUid, GpuUuid)>,
@@ -281,7 +281,7 @@ impl NodeClaims {
             return None;
         }
         let listed = |device: &GpuUuid| self.devices.devices.iter().any(|one| one.uuid == *device);
-        // The agent knows a device that it reports, also one that is divided into instances.
+        // The agent knows a device that it reports, even one that is divided into instances.
         let withdrawn = |device| {
             let report = self.agent.as_ref().map(|link| &link.report);
             report.is_some_and(|report| report.withdrawn.contains(device) || report.gpus.contains_key(device))

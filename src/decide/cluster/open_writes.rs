@@ -1,9 +1,9 @@
 //! The writes of one order that the API server may still carry out.
 //!
-//! A Binding names the version of the pod (`metadata.resourceVersion`). The API server binds the pod only if it still
-//! has this version, and checks that in the same transaction. So a write whose answer was lost can be carried out only
-//! while the pod has that version, and a pod never gets the same version twice. Once the extender has read the pod with
-//! another version and without a node, the write can never be carried out any more.
+//! A Binding names the version of the pod (`metadata.resourceVersion`). The API server binds the pod only if it still has this
+//! version, and checks that in the same transaction. So a write whose answer was lost can be carried out only while the pod has
+//! that version, and a pod never gets the same version twice. Once the extender has read the pod with another version and without
+//! a node, the API server can never carry out the write.
 //!
 //! ```text
 //!   write for version 7, no answer ──▶ open {7}

@@ -29,7 +29,7 @@ pub struct ClusterRules {
     pub placement: PlacementRules,
     /// Which nodes the filter names.
     pub node_choice: NodeChoice,
-    /// How many nodes the filter names at most.
+    /// Maximum number of nodes that the filter names.
     pub answered_nodes: AnsweredNodes,
     /// The difference between the scores of two neighbours in the order of the node policy.
     pub score_step: i64,
@@ -61,8 +61,8 @@ pub enum NodeChoice {
     Extender,
 }
 
-/// How many of the nodes that fit the filter names at most. kube-scheduler computes points for each of them, and with thousands
-/// of nodes that takes most of its time for a pod.
+/// Maximum number of nodes that the filter names, of those that fit. kube-scheduler computes points for each of them, and with
+/// thousands of nodes that takes most of its time for a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnsweredNodes {
     /// 5 % of the nodes in the call and at least 100: as many as kube-scheduler itself checks in a large cluster.
@@ -75,7 +75,7 @@ pub enum AnsweredNodes {
 }
 
 impl AnsweredNodes {
-    /// How many nodes the answer to a call about `asked` nodes names at most.
+    /// Maximum number of nodes in the answer to a call about `asked` nodes.
     pub(super) fn most(self, asked: usize) -> usize {
         match self {
             AnsweredNodes::Share => asked.div_ceil(20).max(100),

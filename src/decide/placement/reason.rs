@@ -22,7 +22,7 @@ pub enum RefusalReason {
     NumaNotFit,
     /// The largest allowed number of containers share the GPU already.
     CardTimeSlicingExhausted,
-    /// The pod wants the GPU for itself and another pod is on it, or the other way round.
+    /// The pod needs the GPU for itself and another pod uses it, or another pod has the GPU for itself.
     ExclusiveDeviceAllocateConflict,
     /// Too little memory is left.
     CardInsufficientMemory,

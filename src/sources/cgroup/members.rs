@@ -6,9 +6,9 @@ use rustix::fd::AsFd;
 use wire::cgroup_file::processes;
 use wire::cgroup_path::{CgroupPlace, place};
 
-/// Most processes of one cgroup that are listed: the kernel's default limit of PIDs.
+/// Maximum number of processes of one cgroup that are listed: the kernel's default limit of PIDs.
 pub const MAX_MEMBERS: usize = 32_768;
-/// Most cgroups nested in one container that are read: systemd in a container makes about fifty.
+/// Maximum number of cgroups nested in one container that are read: systemd in a container makes about fifty.
 const MAX_NESTED: usize = 256;
 
 /// Empties `pids` and fills it with the processes in the cgroup at `path` below `tree`. Containers in a pod are left

@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Most processes of one pod that are tried for its network in one reading.
+/// Maximum number of processes of one pod through which one reading tries to read its network.
 const NETWORK_TRIES: usize = 16;
-/// Most processes of one container that are tried.
+/// Maximum number of these processes in the same container.
 const TRIES_A_CONTAINER: usize = 2;
 
 /// The cgroups of all pods and containers. Each pass uses its buffers again, so that a pass allocates little.

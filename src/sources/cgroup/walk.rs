@@ -13,13 +13,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use wire::cgroup_path::{CgroupPlace, place};
 
-/// Most directories that are watched for pods and containers: pods ([`model::cgroup::MAX_CGROUPS`] at most) and as many
-/// directories of the host (a host has about a hundred services).
+/// Maximum number of directories that are watched for pods and containers: pods ([`model::cgroup::MAX_CGROUPS`] at
+/// most) and as many directories of the host (a host has about a hundred services).
 const MAX_DIRECTORIES: usize = 16_384;
 /// Greatest depth that is followed: the deepest known (rootless Podman under systemd) is 7.
 const MAX_DEPTH: usize = 16;
 
-/// Most directories that are held open: a node has three with pods in them, and a host some dozens of slices.
+/// Maximum number of directories that are held open: a node has three with pods in them, and a host some dozens of
+/// slices.
 const MAX_HELD: usize = 64;
 
 /// Every nth full walk is thorough; this is n. With a full walk every 5 s, that is every 30 s. Listing 100 pods costs

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tonic::Code;
 use tonic::transport::Channel;
 
-/// Most device ids that are kept: 16 GPUs with 100 slots each, and forty times as many for other plugins' devices.
+/// Maximum number of device ids that are kept: 16 GPUs with 100 slots each, and forty times as many for other plugins' devices.
 const MAX_DEVICES: usize = 65_536;
 
 /// Reads the devices of containers from the kubelet.

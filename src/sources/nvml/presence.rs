@@ -19,7 +19,7 @@ use std::sync::Arc;
 use wire::kernel_log::{PciSlot, pci_slot};
 use wire::sysfs_file::{hexadecimal, is_gpu_class};
 
-/// Most PCI devices that are looked at: large hosts have a thousand.
+/// Maximum number of PCI devices that are looked at: large hosts have a thousand.
 const MAX_DEVICES: usize = 8192;
 /// Longest text in one of the small files: `0x030200` and a line end.
 const MAX_TEXT: usize = 64;

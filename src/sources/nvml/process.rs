@@ -48,13 +48,13 @@ struct Graphics {
     empty: bool,
     /// Process lists made since then without reading it.
     without: u32,
-    /// The least unexplained memory since then; `None` if it is unknown.
+    /// The smallest amount of unexplained memory since then; `None` if it is unknown.
     unexplained: Option<u64>,
 }
 
 impl Graphics {
-    /// Whether the list must be read. `unexplained` is the used memory that no process of the other lists explains;
-    /// `seen`: a process in no other list used the GPU.
+    /// Whether the list must be read. `unexplained` is the used memory that belongs to no process of the other lists.
+    /// `seen`: a process that is in none of the other lists used the GPU.
     fn must_read(&mut self, unexplained: Option<u64>, seen: bool) -> bool {
         let grown = match (self.unexplained, unexplained) {
             (Some(before), Some(now)) => now >= before.saturating_add(UNEXPLAINED.0),
@@ -198,7 +198,8 @@ fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients, uses: &Uses) -> Resu
     Ok(all)
 }
 
-/// Used memory that these processes do not explain; `None` if the driver does not report one of the two.
+/// Used memory that belongs to none of these processes; `None` if the driver does not report the used memory, or the
+/// memory of a process.
 fn unexplained(used: Option<Bytes>, listed: &BTreeMap<u32, Listed>) -> Option<u64> {
     let explained = listed.values().try_fold(0_u64, |sum, entry| Some(sum.saturating_add(entry.memory?.ok()?.0)))?;
     Some(used?.0.saturating_sub(explained))

@@ -15,7 +15,7 @@ use rustix::fd::OwnedFd;
 use wire::cgroup_file;
 use wire::proc_file::net_dev;
 
-/// Most disks that are counted; a storage server has about a hundred.
+/// Maximum number of disks that are counted; a storage server has about a hundred.
 const MAX_DISKS: usize = 1024;
 
 /// Reads the whole machine. It keeps its files open from one reading to the next.

@@ -15,8 +15,8 @@ use crate::procfs::process::namespace;
 use crate::roots::{HostRoots, part};
 use std::collections::BTreeSet;
 
-/// Most interfaces with a device that are counted; a host with all virtual functions of several network cards has some
-/// hundred.
+/// Maximum number of interfaces with a device that are counted; a host with all virtual functions of several network
+/// cards has a few hundred.
 pub(crate) const MAX_INTERFACES: usize = 1024;
 
 /// Knows which interfaces are counted.

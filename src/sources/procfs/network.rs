@@ -13,7 +13,7 @@ use model::cgroup::NetworkSample;
 use model::{Absence, Reading};
 use wire::proc_file::net_dev;
 
-/// Most interfaces of one pod. A pod has one or two, and up to a hundred with many secondary networks.
+/// Maximum number of interfaces of one pod. A pod has one or two, and up to a hundred with many secondary networks.
 const MAX_INTERFACES: usize = 256;
 
 /// One pod's totals since its namespace was made; they continue in a new namespace.

@@ -40,7 +40,7 @@ const IO_A_SLICE: usize = 256;
 /// The owner of a process is read again after this number of passes, a minute at the usual period. Processes take turns
 /// by their PID: with 400 processes that is 33 more files a pass, about half a millisecond.
 const OWNER_EVERY: u64 = 12;
-/// Most processes that are kept: the kernel's default limit of PIDs. Further ones are only counted.
+/// Maximum number of processes that are kept: the kernel's default limit of PIDs. Further ones are only counted.
 const MAX_KNOWN: usize = 32_768;
 
 /// The passes over processes. One pass is spread over a period in slices.

@@ -50,7 +50,7 @@ pub(super) struct SimulatedProcess {
     pub(super) process: IdentifiedProcess,
     /// The index of the GPU that it holds; `None`: the process is assigned to the GPUs in turn.
     gpu: Option<usize>,
-    /// The most memory that it may use.
+    /// Maximum memory that it may use.
     pub(super) memory: Option<Bytes>,
 }
 

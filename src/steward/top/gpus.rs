@@ -141,8 +141,7 @@ fn row(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
     Row { id: gpu.uuid.clone(), name: gpu_name(gpu), cells, head: true, children, ..Row::default() }
 }
 
-/// The row for use that belongs to no pod: processes of the host, and memory that no process in the driver's list
-/// explains.
+/// The row for use that belongs to no pod: processes of the host, and memory of no process in the driver's list.
 fn no_pod(gpu: &GpuJson, strangers: Vec<Row>) -> Option<Row> {
     let unattributed = &gpu.unattributed_memory_bytes;
     if strangers.is_empty() && unattributed.value().is_none_or(|it| *it == 0) {

@@ -109,7 +109,7 @@ pub struct GpuJson<R = ShownReadingsJson> {
     pub holders: Vec<GpuHolderJson>,
     /// Number of processes on it that belong to no pod.
     pub strangers: ReadingJson<u32>,
-    /// Memory in use that no process of a pod explains.
+    /// Memory in use that is not attributed to a process of a pod.
     pub unattributed_memory_bytes: ReadingJson<u64>,
     /// SM use of the processes that belong to no pod.
     pub unattributed_sm_ratio: ReadingJson<f64>,

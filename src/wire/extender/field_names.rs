@@ -5,8 +5,8 @@ use serde::de::{DeserializeSeed, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, forward_to_deserialize_any};
 use std::fmt;
 
-/// A struct whose field names are read without regard to case. A field that appears twice is an error, also where the
-/// case differs.
+/// A struct whose field names are read without regard to case. A field that appears twice is an error, even if the case
+/// differs.
 #[derive(Debug, Default)]
 pub(super) struct AnyCase<T>(pub(super) T);
 

@@ -28,7 +28,7 @@ const SENTENCE: &[u8] = b"NVRM: The NVIDIA GPU ";
 const HEADS: [&[u8]; 3] = [b"Xid (", b"The NVIDIA GPU ", b"GPU "];
 /// Longest joined message. The kernel cuts a record at 1 KiB; the longest message of the driver is shorter than two.
 const LONGEST: usize = 4096;
-/// Most lines of a message: the driver's longest one has seven.
+/// Maximum number of lines of a message: the driver's longest one has seven.
 const MOST_LINES: u32 = 32;
 /// Longest header of a line: date, host name (at most 64 bytes), `kernel:` and the time since boot.
 const LONGEST_HEADER: usize = 160;
@@ -46,7 +46,7 @@ struct OpenMessage {
     lines: u32,
     header: Vec<u8>,
     record: bool,
-    /// The record is a fragment: the next record with a flag for that continues it.
+    /// The record is a fragment: the next record whose flags mark it as a continuation belongs to it.
     fragment: bool,
 }
 
@@ -106,8 +106,8 @@ impl KernelMessages {
         }
     }
 
-    /// Calls `each` with the message that is open. To be called when the log has nothing more for a moment: the lines of
-    /// a message are written together.
+    /// Calls `each` with the message that is open. Call this when the log had no new line for a moment: the lines of a message
+    /// are written together, so the message is complete.
     pub fn end(&mut self, each: &mut impl FnMut(&[u8])) {
         if let Some(open) = self.open.take() {
             each(&open.text);
