@@ -179,8 +179,8 @@ impl Announcing {
             return None;
         }
         let offered = devices::of(&view, &self.config, &self.split_counts);
-        // Until this agent serves the kubelet, it does not know what others hold. An agent that it follows may know, and its
-        // register must stay.
+        // Until this agent serves the kubelet, it does not know which GPUs other owners hold. The previous agent may know, so the
+        // register that it wrote must stay.
         if view.plugin.as_ref().is_some_and(|plugin| plugin.slots.is_empty()) && !offered.is_empty() {
             return None;
         }

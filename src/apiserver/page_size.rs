@@ -3,7 +3,7 @@
 
 /// Objects in a page of a list that was too large in one piece.
 const PAGE: u32 = 500;
-/// A page below this part of the largest one lets the next page have twice as many objects.
+/// If a page has fewer bytes than this, the next page may have twice as many objects.
 const SMALL: usize = crate::client::MAX_PAGE / 4;
 
 /// The number of objects in the next page.

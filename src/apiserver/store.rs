@@ -43,7 +43,7 @@ pub enum Delta<O> {
         /// How that is known.
         evidence: GoneEvidence,
     },
-    /// It holds nothing, and an object that may hold something needs its place. It still exists.
+    /// The object holds no devices, and an object that may hold some needs its place. It still exists at the API server.
     LeftOut(Arc<O>),
 }
 
@@ -62,7 +62,7 @@ pub enum GoneEvidence {
 #[derive(Debug)]
 pub struct Store<K: Followed> {
     held: BTreeMap<K::Uid, Arc<K::Object>>,
-    /// Those of them that hold nothing, which lose their places first.
+    /// The objects in `held` that hold no devices. They lose their places first.
     holding_nothing: BTreeSet<K::Uid>,
     /// Objects whose newest version could not be read; bounded like `held`.
     unreadable: BTreeSet<K::Uid>,
@@ -274,8 +274,8 @@ impl<K: Followed> Store<K> {
         });
     }
 
-    /// Whether a new object can be held. If the store is full, an object that holds nothing is removed for one that may
-    /// hold something.
+    /// Whether a new object can be held. If the store is full, an object that holds no devices is removed for one that may hold
+    /// some.
     fn make_place(&mut self, object: &K::Object) -> bool {
         if self.held.len() < K::MOST {
             return true;

@@ -126,7 +126,7 @@ fn serves(process: &GpuProcess, clients: bool) -> bool {
     }
 }
 
-/// The containers that hold such a device, whether or not they use it.
+/// The containers that hold a device which `device` accepts, whether or not they use it.
 fn held<'a>(
     pods: &'a [PodView],
     device: impl Fn(&GpuUuid) -> bool + Copy + 'a,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Longest pause: the stream uses a replaced token for at most this long.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Shortest pause: a check costs the reading of a small file.
+/// Shortest pause: each check reads a small file.
 const SHORTEST: Duration = Duration::from_secs(1);
 
 /// The pause until the next check; `left` is how long the current token is still valid, `None` where that is not known.

@@ -43,8 +43,8 @@ const MOST_LARGE: usize = 8192;
 /// How long a step of a scrape holds the lock before it finishes with the current node. A full node takes as long again.
 const STEP: Duration = Duration::from_micros(100);
 
-/// Everything that was written before these moments is known. Each is the moment at which the newest list, or a mark of this
-/// process, was begun.
+/// The state has taken over everything that was written before these moments. Each is the time at which the newest list was
+/// requested, or at which this process began to write its newest mark.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KnownBefore {
     pub(super) pods: Option<Instant>,

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Pauses after failures of a list or a watch.
+/// The first of the growing pauses after failures of a list or a watch.
 const FIRST: Duration = Duration::from_millis(500);
-/// See [`FIRST`]. It is short, because the state of a leader without a watch gets old.
+/// The longest of these pauses. It is short, because the state of a leader without a watch gets old.
 const LONGEST: Duration = Duration::from_secs(15);
-/// A leader is blind when a watch has not run for this time. It is longer than a new list of the largest cluster, or a restart
-/// of the API server, takes.
+/// A leader is blind when a watch has not run for this time. A new list of the largest cluster, or a restart of the API server,
+/// takes less time.
 const BLIND_AFTER: Duration = Duration::from_secs(60);
 
 /// The state of one watch, for decisions, readiness and metrics.

@@ -7,7 +7,7 @@
 //!                                                   └─▶ GPUs that pods without a claim use
 //! ```
 //!
-//! An agent without a stream changes nothing: its node is judged by the API server alone.
+//! If the agent of a node has no stream, the leader judges the node by the API server alone.
 //!
 //! A new leader does not know the pods that ended, or that an etcd restore removed, before it won the election. If processes of
 //! such a pod are left, only the report of its node shows them. The report names no amounts that could be counted as a claim, so

@@ -7,8 +7,8 @@ use model::id::{NodeName, PodRef, PodUid};
 use std::sync::Arc;
 
 impl ClusterState {
-    /// The newest version of a pod that is bound to this node cannot be read. `uid` is its UID at the API server; its name may
-    /// be unreadable too.
+    /// The newest version of a pod that is bound to this node cannot be read. `uid` is the pod's UID at the API server; the pod's
+    /// name may be unreadable too.
     pub fn pod_is_unreadable(&mut self, uid: &PodUid, pod: Option<PodRef>, node: &NodeName) {
         self.pod_is_settled(uid);
         self.unreadable.insert(uid.clone(), (node.clone(), pod));

@@ -195,8 +195,8 @@ impl NodeClaims {
         self.static_pods.names(uid).filter_map(|name| link.stage(name)).max()
     }
 
-    /// Whether the agent refuses every start of the pod, or will do so, and sees no process of it: it holds no GPU. An agent that
-    /// refuses pods without a claim also refuses a claim on a device that its node does not have.
+    /// Whether the agent refuses every start of the pod, or will do so, and sees no process of it. Then the pod holds no GPU. An
+    /// agent that refuses pods without a claim also refuses a claim on a device that its node does not have.
     fn holds_none(&self, uid: &PodUid, claim: UnknownClaim) -> bool {
         let refuses = || self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed);
         let refused = match self.stage(uid) {

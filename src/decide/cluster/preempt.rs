@@ -63,7 +63,7 @@ impl NominatedPods {
         offers.filter(|(name, _)| name == node).any(|(_, victims)| victims.contains(victim))
     }
 
-    /// Whether the pod still may wait for ends on this node.
+    /// Whether the pod may still wait until other pods on this node have ended.
     fn waits(&mut self, uid: &PodUid, node: &NodeName, now: Monotonic) -> bool {
         let waiting = &mut self.waiting;
         if waiting.get(uid).is_none_or(|(before, _)| before != node) {

@@ -1,8 +1,8 @@
 //! The scores of the newest filter calls, for the prioritize calls that follow them within milliseconds.
 //!
 //! kube-scheduler places one pod after the other, and asks for the scores of nodes that the filter has just named. If
-//! the scores of a pod are forgotten, its prioritize call gives all nodes the same score. The bind checks the chosen
-//! node again in any case.
+//! the scores of a pod are forgotten, its prioritize call gives all nodes the same score. The bind always checks the
+//! chosen node again.
 
 use foldhash::fast::RandomState;
 use model::id::PodUid;

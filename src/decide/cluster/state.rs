@@ -120,7 +120,7 @@ pub struct ClusterState {
     pub(super) gangs: Gangs,
     /// Pods that no node fits.
     pub(super) refused: RefusedPods,
-    /// Pods that wait for ends on their nominated node.
+    /// Pods that wait until other pods on their nominated node have ended.
     pub(super) nominated: NominatedPods,
     /// Pods that are gone, and get no proposal.
     pub(super) gone: RecentPods,

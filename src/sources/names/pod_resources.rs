@@ -70,8 +70,8 @@ pub async fn list_once(path: &Path) -> Result<Vec<ContainerDevices>, String> {
     request.await.map(gather).map_err(|why| why.to_string())
 }
 
-/// One entry for each container and resource, sorted, with at most `MAX_DEVICES` ids in all. The kubelet sends one
-/// entry for each device.
+/// One entry for each container and resource, sorted, with at most `MAX_DEVICES` ids together. The kubelet sends one entry for
+/// each device.
 #[must_use]
 pub fn gather(listed: ListPodResourcesResponse) -> Vec<ContainerDevices> {
     let mut gathered: BTreeMap<[Arc<str>; 4], Vec<Arc<str>>> = BTreeMap::new();

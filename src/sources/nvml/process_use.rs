@@ -117,7 +117,8 @@ impl UseMeter {
         let mut own: [Option<f64>; PARTS] =
             std::array::from_fn(|part| held[part].or(now_shown[part].get().map(|percent| percent.0)));
         own[GpuPart::Whole as usize] = mean.as_ref().ok().map(|mean| mean.percent).or(own[GpuPart::Whole as usize]);
-        // Without a sample buffer, the next window begins where a sample may still be being made.
+        // If the sample buffer could not be read, the next window begins `LONGEST_REFRESH` ago: the newest sample may cover this
+        // time.
         self.counted = mean.map_or(one_refresh_ago, |mean| mean.newest).max(since);
         if own.iter().all(|part| *part == Some(0.0)) {
             return Uses::Measured(BTreeMap::new(), now.monotonic);
