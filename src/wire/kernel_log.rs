@@ -151,8 +151,8 @@ fn severity(tail: &[u8]) -> Option<XidSeverity> {
     })
 }
 
-/// The text after `name=…`. The name may have commas in it, so everything up to the last separator that may be the end
-/// of the name is skipped: no process can state a severity.
+/// The text after `name=…`. The name may have commas in it. So this skips everything up to the last separator at which the name
+/// may end, and no process can state a severity in its name.
 fn after_name(text: &[u8]) -> &[u8] {
     const KEY: &[u8] = b"name=";
     let Some(name) = position(text, KEY).and_then(|at| text.get(at + KEY.len()..)) else { return text };

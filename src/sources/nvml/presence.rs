@@ -56,8 +56,8 @@ pub(super) fn in_driver(procfs: &Path) -> BTreeSet<PciSlot> {
     folders.flatten().take(MAX_GPUS).filter_map(|folder| pci_slot(folder.file_name().to_str()?)).collect()
 }
 
-/// The GPUs that the bus or the driver has and that NVML does not list, ordered by address. Empty if NVML counts as
-/// many GPUs of unknown address: they may be the same GPUs.
+/// The GPUs that the bus or the driver has and that NVML does not list, ordered by address. Empty if NVML counts at
+/// least that many GPUs without a known address: they may be the same GPUs.
 pub(super) fn missing((procfs, sysfs): (&Path, &Path), found: &Inventory) -> Vec<MissingGpu> {
     let listed: BTreeSet<PciSlot> =
         found.known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
