@@ -38,8 +38,9 @@ use wire::{bound_pod, claim_origin, node_facts, placement};
 /// How long a pod's filter call is remembered for its bind. kube-scheduler waits up to 10 minutes for volumes
 /// (`bindTimeoutSeconds`).
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
-/// Maximum number of pods whose objects are known to be too large. etcd holds 8 GiB at most, so it has fewer of them.
-const MOST_LARGE: usize = 8192;
+/// Maximum number of pods that are known to be too large, which takes 10 MiB. Only a pod with more than 128 KiB of `managedFields`
+/// can be dangerous and look small in kube-scheduler's call, and etcd, which holds 8 GiB at most, has fewer of those.
+const MOST_LARGE: usize = 65_536;
 /// How long a step of a scrape holds the lock before it finishes with the current node. A full node takes as long again.
 const STEP: Duration = Duration::from_micros(100);
 
@@ -60,8 +61,8 @@ pub(super) struct LockedCluster {
     unshown: Mutex<HashMap<PodUid, Option<Instant>>>,
     /// Pods without GPUs that kube-scheduler may ask to bind.
     plain: Mutex<PlainPods>,
-    /// Pods without a node whose objects have no room for what is written to them later, with the bytes of each object.
-    large: Mutex<HashMap<PodUid, u32>>,
+    /// Pods without a node whose objects have no room for what is written later, with the reason.
+    large: Mutex<HashMap<PodUid, BadPlacementRequest>>,
     rules: RequestRules,
     lease: LeaseName,
     known: watch::Sender<KnownBefore>,
@@ -147,17 +148,20 @@ impl LockedCluster {
     }
 
     fn size_is(&self, pod: &Pod) {
+        let why = placement::too_large(pod).filter(|_| pod.node.is_none());
         let mut large = self.large.lock();
-        if pod.node.is_some() || !placement::is_large(pod) {
+        let Some(why) = why else {
             large.remove(&pod.uid);
-        } else if large.len() < MOST_LARGE || large.contains_key(&pod.uid) {
-            large.insert(pod.uid.clone(), pod.bytes);
+            return;
+        };
+        if large.len() < MOST_LARGE || large.contains_key(&pod.uid) {
+            large.insert(pod.uid.clone(), why);
         }
     }
 
     /// Why a pod cannot be bound, if its object has no room for what is written later. The pod watch shows the whole object.
     pub(super) fn too_large(&self, uid: &PodUid) -> Option<BadPlacementRequest> {
-        self.large.lock().get(uid).map(|bytes| BadPlacementRequest::LargeObject { bytes: *bytes })
+        self.large.lock().get(uid).cloned()
     }
 
     /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and keeps the order of

@@ -61,6 +61,8 @@ pub struct Pod {
     pub annotation_bytes: u32,
     /// Bytes of the whole object as JSON, each escaped character counted as one: at least as many as etcd stores.
     pub bytes: u32,
+    /// About as many bytes as the kubelet may write into its status: most of them repeat what the specification has.
+    pub status_bytes: u32,
     /// The labels to show, in the order of [`LabelKeys`].
     pub labels: PodLabels,
     /// Priority, once admission has set it.
@@ -261,6 +263,7 @@ mod tests {
             system_keys_left_out: 0,
             annotation_bytes: 0,
             bytes: 0,
+            status_bytes: 0,
             labels: Vec::new(),
             priority: None,
             controller: None,

@@ -69,13 +69,15 @@ pub enum BadPlacementRequest {
     },
     /// Its object has no room for what is written later.
     #[error(
-        "the pod cannot be placed: it has {} KiB, and with more than {} KiB its status may not fit into what etcd stores; make \
-         it smaller",
-        .bytes >> 10, MAX_POD >> 10
+        "the pod cannot be placed: it has {} KiB and its status may need {} KiB more, and with more than {} KiB together its \
+         status may not fit into what etcd stores; use fewer containers, and shorter texts, image names and mount paths",
+        .bytes >> 10, .status_bytes >> 10, MAX_POD >> 10
     )]
     LargeObject {
         /// Bytes of the object.
         bytes: u32,
+        /// Bytes that its status may need.
+        status_bytes: u32,
     },
     /// Some annotations were not read, and a condition of the pod may be among them.
     #[error(
@@ -88,11 +90,13 @@ pub enum BadPlacementRequest {
     },
 }
 
-/// Whether the object of a pod has no room for what is written later. kube-scheduler leaves `managedFields` out of its calls,
-/// so only a pod that was read from the API server shows its whole size.
+/// Why a pod cannot be placed, if its object has no room for what is written later. kube-scheduler leaves `managedFields` out
+/// of its calls, so only a pod that was read from the API server shows its whole size.
 #[must_use]
-pub fn is_large(pod: &Pod) -> bool {
-    usize::try_from(pod.bytes).unwrap_or(usize::MAX) > MAX_POD
+pub fn too_large(pod: &Pod) -> Option<BadPlacementRequest> {
+    let (bytes, status_bytes) = (pod.bytes, pod.status_bytes);
+    let together = usize::try_from(bytes.saturating_add(status_bytes)).unwrap_or(usize::MAX);
+    (together > MAX_POD).then_some(BadPlacementRequest::LargeObject { bytes, status_bytes })
 }
 
 /// The placement request of a pod; `None` for a pod that requests no GPU.
@@ -112,8 +116,8 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
     if gpus > most {
         return Err(BadPlacementRequest::ManyGpus { gpus, most });
     }
-    if is_large(pod) {
-        return Err(BadPlacementRequest::LargeObject { bytes: pod.bytes });
+    if let Some(why) = too_large(pod) {
+        return Err(why);
     }
     let most = MAX_ANNOTATION - ROOM;
     if usize::try_from(pod.annotation_bytes).unwrap_or(usize::MAX) > most {
@@ -532,9 +536,15 @@ mod tests {
         let why = sized(MAX_ANNOTATION - ROOM + 1).unwrap_err();
         assert_eq!(why, BadPlacementRequest::NoRoom { bytes: 245_761, most: 245_760 });
         assert!(why.to_string().contains("its annotations have 245761 bytes, and more than 245760 leave no room"));
-        let large = Pod { bytes: 1_310_721, ..pod(&json!({}), &json!({ "nvidia.com/gpu": "1" })) };
-        let why = of(&large, &RequestRules::default()).unwrap_err();
-        assert!(why.to_string().contains("it has 1280 KiB, and with more than 1280 KiB"), "{why}");
+        let together = |bytes: u32, status_bytes: u32| {
+            let large = Pod { bytes, status_bytes, ..pod(&json!({}), &json!({ "nvidia.com/gpu": "1" })) };
+            of(&large, &RequestRules::default())
+        };
+        assert!(together(1_210_720, 100_000).is_ok());
+        let why = together(1_210_721, 100_000).unwrap_err();
+        let words = "it has 1182 KiB and its status may need 97 KiB more, and with more than 1280 KiB together";
+        assert!(why.to_string().contains(words), "{why}");
+        assert!(together(u32::MAX, u32::MAX).is_err());
         let plain = pod(&json!({ "a": "x".repeat(262_100) }), &json!({ "cpu": "1" }));
         assert_eq!(of(&plain, &RequestRules::default()), Ok(None), "nothing is written on a pod without GPUs");
     }

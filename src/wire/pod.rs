@@ -41,10 +41,24 @@ const MAX_IMAGE: usize = 512;
 /// Longest quantity that is kept: the canonical form of the largest has about twenty characters.
 const MAX_QUANTITY: usize = 64;
 
-/// Largest pod that is placed. etcd stores objects of up to 1.5 MiB; the rest is room for its annotations and for the
-/// status that its kubelet writes. The API server refuses every later write to a bound pod without that room: its
-/// kubelet cannot even report that it runs.
+/// Largest pod that is placed, together with what its status repeats of it. etcd stores objects of up to 1.5 MiB; the rest is
+/// room for its annotations, for its conditions and for the messages of ended containers, of which the kubelet keeps 12 KiB. The
+/// API server refuses every later write to a bound pod without that room: its kubelet cannot even report that it runs.
 pub(crate) const MAX_POD: usize = 5 << 18;
+/// Bytes of the status of a container, without what the other constants count: the ids of container and image (about 250), two
+/// states (about 300), and its name in three conditions (up to 200).
+const CONTAINER_STATUS: usize = 1024;
+/// How often a status has the image of a container: once as it is, and twice in the message that the name is not valid. The
+/// message has quoted texts, in which Go writes a control character as four bytes.
+const IMAGE_COPIES: usize = 9;
+/// How often a status has the resource requests of a container: as limits, requests and allocated resources of the container, and
+/// as the same three of the pod. The API server accepts extended resources only if limits and requests are equal.
+const REQUEST_COPIES: usize = 6;
+/// The kubelet's sentence about a readiness gate that is not fulfilled has 66 bytes and the name of the gate. The size of a gate
+/// as it is counted is 25 and its name.
+const GATE_COPIES: usize = 3;
+/// Bytes that etcd stores beside a text (tags and lengths), and at most of a number.
+const PART_BYTES: usize = 6;
 
 /// Why an object cannot be read as a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,7 +89,7 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
 /// As [`decode`].
 pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
     let raw = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
-    Ok(Pod { bytes: size(json), ..pod(raw, label_keys)? })
+    Ok(sized(pod(raw, label_keys)?, json))
 }
 
 /// As [`decode_with`], for a text that is known to be UTF-8, which takes less time.
@@ -84,15 +98,20 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
 /// As [`decode`].
 pub fn decode_text(json: &str, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
     let raw = serde_json::from_str(json).map_err(|error| NotAPod::Json(error.to_string()))?;
-    Ok(Pod { bytes: size(json.as_bytes()), ..pod(raw, label_keys)? })
+    Ok(sized(pod(raw, label_keys)?, json.as_bytes()))
+}
+
+/// The pod with the size of its object.
+fn sized(pod: Pod, json: &[u8]) -> Pod {
+    let room = MAX_POD.saturating_sub(usize::try_from(pod.status_bytes).unwrap_or(usize::MAX));
+    Pod { bytes: size(json, json.len() > room), ..pod }
 }
 
 /// The length of a JSON text in which each escaped character counts as what is stored of it: one byte, or the three of a
-/// character that Go escapes as `\u2028`. Escapes are counted only where that may
-/// matter.
-fn size(json: &[u8]) -> u32 {
+/// character that Go escapes as `\u2028`. Escapes are counted only if that `matters`.
+fn size(json: &[u8], matters: bool) -> u32 {
     let (mut rest, mut size) = (json, json.len());
-    while let Some(at) = rest.iter().position(|byte| *byte == b'\\').filter(|_| json.len() > MAX_POD) {
+    while matters && let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
         // `\n` or `\u000a`.
         let (more, stored) = match rest.get(at + 1..at + 4) {
             Some(b"u00") => (5, 1),
@@ -147,6 +166,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         system_keys_left_out: system_left_out,
         annotation_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
         bytes: 0,
+        status_bytes: status_bytes(&spec),
         labels: selected_labels(labels, label_keys),
         priority: spec.priority,
         controller: controller.and_then(of_controller),
@@ -223,6 +243,8 @@ struct Spec {
     host_network: OrNull<bool>,
     runtime_class_name: OrNull<String>,
     restart_policy: OrNull<String>,
+    security_context: ValueSize,
+    readiness_gates: ValueSize,
     init_containers: OrNull<Vec<Container>>,
     containers: OrNull<Vec<Container>>,
     ephemeral_containers: OrNull<Vec<Container>>,
@@ -282,6 +304,7 @@ struct Container {
     image: OrNull<String>,
     restart_policy: OrNull<String>,
     resources: OrNull<Resources>,
+    volume_mounts: ValueSize,
     security_context: OrNull<SecurityContext>,
 }
 
@@ -314,6 +337,7 @@ struct Capabilities {
 #[serde(default)]
 struct Resources {
     limits: OrNull<Limits>,
+    requests: ValueSize,
 }
 
 #[derive(Default, Deserialize)]
@@ -353,53 +377,74 @@ struct SelectedEntries<T, F, S> {
     value: PhantomData<T>,
 }
 
-/// The length of a text; 0 for anything else.
-struct TextLength(usize);
+/// The size of a value, which is not kept itself.
+#[derive(Clone, Copy, Default)]
+struct ValueSize {
+    /// Bytes of its texts, keys included.
+    text: usize,
+    /// Number of its texts, keys included, and of its numbers.
+    parts: usize,
+}
 
-impl<'de> Deserialize<'de> for TextLength {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextLength(0))
+impl ValueSize {
+    /// About as many bytes as etcd stores of it.
+    fn stored(self) -> usize {
+        self.text + PART_BYTES * self.parts
+    }
+
+    fn with(self, other: ValueSize) -> ValueSize {
+        ValueSize { text: self.text + other.text, parts: self.parts + other.parts }
     }
 }
 
-impl<'de> Visitor<'de> for TextLength {
-    type Value = TextLength;
+impl<'de> Deserialize<'de> for ValueSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ValueSize::default())
+    }
+}
+
+impl<'de> Visitor<'de> for ValueSize {
+    type Value = ValueSize;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a text")
+        formatter.write_str("a value")
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<TextLength, E> {
-        Ok(TextLength(text.len()))
+    fn visit_str<E>(self, text: &str) -> Result<ValueSize, E> {
+        Ok(ValueSize { text: text.len(), parts: 1 })
     }
 
-    fn visit_unit<E>(self) -> Result<TextLength, E> {
+    fn visit_unit<E>(self) -> Result<ValueSize, E> {
         Ok(self)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<TextLength, E> {
+    fn visit_bool<E>(self, _: bool) -> Result<ValueSize, E> {
         Ok(self)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<TextLength, E> {
+    fn visit_i64<E>(self, _: i64) -> Result<ValueSize, E> {
+        Ok(ValueSize { text: 0, parts: 1 })
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<ValueSize, E> {
+        Ok(ValueSize { text: 0, parts: 1 })
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<ValueSize, E> {
+        Ok(ValueSize { text: 0, parts: 1 })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<ValueSize, A::Error> {
+        while let Some(value) = seq.next_element()? {
+            self = self.with(value);
+        }
         Ok(self)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<TextLength, E> {
-        Ok(self)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<TextLength, E> {
-        Ok(self)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<TextLength, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(self)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TextLength, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<ValueSize, A::Error> {
+        while let Some((key, value)) = map.next_entry::<ValueSize, ValueSize>()? {
+            self = self.with(key).with(value);
+        }
         Ok(self)
     }
 }
@@ -416,8 +461,8 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T), S: FnMut(usize)> Visitor<'de
             if (self.selects)(&key) {
                 (self.take)(key, map.next_value()?);
             } else {
-                let TextLength(length) = map.next_value()?;
-                (self.skips)(key.len() + length);
+                let value: ValueSize = map.next_value()?;
+                (self.skips)(key.len() + value.text);
             }
         }
         Ok(())
@@ -581,6 +626,21 @@ fn is_zero(text: &str) -> bool {
 }
 
 // === conversion ===
+
+/// About as many bytes as the kubelet may write into the status of a pod with this specification.
+fn status_bytes(spec: &Spec) -> u32 {
+    let lists = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
+    let of_container = |container: &Container| {
+        CONTAINER_STATUS
+            + IMAGE_COPIES * container.image.0.len()
+            + REQUEST_COPIES * container.resources.0.requests.stored()
+            + container.volume_mounts.stored()
+            // The status of each container has the groups of the pod.
+            + spec.security_context.stored()
+    };
+    let containers: usize = lists.into_iter().flat_map(|list| &list.0).map(of_container).sum();
+    u32::try_from(containers + GATE_COPIES * spec.readiness_gates.stored()).unwrap_or(u32::MAX)
+}
 
 fn containers(spec: &Spec, status: &Status) -> (Vec<PodContainer>, Option<Box<LeftOutContainers>>) {
     let lists = [

@@ -32,6 +32,13 @@ fn resident(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
+/// Whether no node fits the pod, because its status may be too large.
+fn is_too_large(extender: &Extender, asks: &Value) -> bool {
+    let answer = extender.filter(asks, &["n1"]);
+    let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
+    why.contains("more than 1280 KiB together its status may not fit")
+}
+
 #[test]
 fn pods_whose_json_is_far_larger_than_themselves_do_not_stop_the_extender() {
     let server = FakeApiServer::start();
@@ -95,11 +102,7 @@ fn a_pod_as_large_as_etcd_stores_it_is_not_bound_and_holds_no_reservation_for_ev
     eventually("the end of the reservation", SOON, || {
         (extender.metric("gpu_steward_extender_claims{state=\"assumed\"}") == 0).then_some(())
     });
-    let refused = |asks: &Value| {
-        let answer = extender.filter(asks, &["n1"]);
-        let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
-        why.contains("more than 1280 KiB its status may not fit")
-    };
+    let refused = |asks: &Value| is_too_large(&extender, asks);
     assert!(refused(&stored(&server, &second)));
     // kube-scheduler leaves the managed fields out of its calls.
     pod(&server, 3, 3000);
@@ -110,6 +113,44 @@ fn a_pod_as_large_as_etcd_stores_it_is_not_bound_and_holds_no_reservation_for_ev
     eventually("the size that the pod watch shows", SOON, || refused(&third).then_some(()));
     server.put("pods", third.clone());
     eventually("its size without them", SOON, || (extender.filter(&third, &["n1"])["NodeNames"] == json!(["n1"])).then_some(()));
+}
+
+/// A kubelet repeats images and mount paths in the status, and writes about 1 KiB about each container.
+#[test]
+fn a_pod_whose_status_may_be_larger_than_etcd_stores_is_not_bound() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let with = |number: u32, change: &dyn Fn(&mut Value)| {
+        let mut changed = pod(&server, number, 3000);
+        change(&mut changed["spec"]["containers"]);
+        server.put("pods", changed.clone());
+        stored(&server, &changed)
+    };
+    let image = |bytes: usize| move |containers: &mut Value| containers[0]["image"] = "A".repeat(bytes).into();
+    let mount = json!([{ "name": "v", "mountPath": format!("/{}", "a".repeat(700_000)) }]);
+    let plain = |number: usize| json!({ "name": format!("c{number}"), "image": "x" });
+    for asks in [
+        with(1, &image(300_000)),
+        with(2, &|containers| containers[0]["volumeMounts"] = mount.clone()),
+        with(3, &|containers| containers.as_array_mut().unwrap().extend((0..1300).map(plain))),
+    ] {
+        let name = &asks["metadata"]["name"];
+        assert!(is_too_large(&extender, &asks), "{name}");
+        assert!(!extender.bind(&asks, "n1").is_empty(), "{name}");
+        assert!(stored(&server, &asks)["spec"]["nodeName"].is_null(), "{name}");
+    }
+    // Only the pod watch shows the managed fields, and the status counts with them too.
+    let asks = with(4, &image(120_000));
+    assert_eq!(extender.filter(&asks, &["n1"])["NodeNames"], json!(["n1"]));
+    let mut whole = asks.clone();
+    whole["metadata"]["managedFields"] = json!([{ "manager": "x".repeat(200_000) }]);
+    server.put("pods", whole);
+    eventually("the size that the pod watch shows", SOON, || is_too_large(&extender, &asks).then_some(()));
+    // A status does not repeat variables.
+    let fits = with(5, &|containers| containers[0]["env"] = json!([{ "name": "X", "value": "x".repeat(700_000) }]));
+    assert_eq!(extender.filter(&fits, &["n1"])["NodeNames"], json!(["n1"]));
+    assert_eq!(extender.bind(&fits, "n1"), "");
 }
 
 #[test]

@@ -32,6 +32,7 @@ fn pod(n: u32) -> Pod {
         system_keys_left_out: 0,
         annotation_bytes: 0,
         bytes: 0,
+        status_bytes: 0,
         labels: Vec::new(),
         priority: None,
         controller: None,

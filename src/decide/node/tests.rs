@@ -250,6 +250,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         system_keys_left_out: 0,
         annotation_bytes: 0,
         bytes: 0,
+        status_bytes: 0,
         labels: Vec::new(),
         priority: None,
         controller: None,

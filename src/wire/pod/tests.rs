@@ -357,6 +357,43 @@ fn the_size_of_a_pod_counts_an_escaped_character_as_one_byte() {
     assert_eq!(decode_text(&text, &[]).unwrap().bytes as usize, beside + 3 * (1 << 20));
     // A text that looks like an escape.
     assert_eq!(large(r"\u".repeat(3 << 18)), beside + (3 << 19));
+    // Escapes also matter where only the status makes a pod large.
+    let mut value = whole();
+    value["spec"]["x"] = "\u{1}".repeat(100_000).into();
+    value["spec"]["containers"][0]["image"] = "A".repeat(120_000).into();
+    let bytes = read(&value).unwrap().bytes;
+    assert!(bytes < 300_000, "{bytes}");
+}
+
+#[test]
+fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
+    let with = |path: &str, part: &Value| {
+        let mut value = whole();
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        value.pointer_mut(parent).unwrap()[key] = part.clone();
+        read(&value).unwrap().status_bytes as usize
+    };
+    let before = read(&whole()).unwrap().status_bytes as usize;
+    assert_eq!(before, 3 * 1024 + 9 * (7 + 7 + 7), "three containers, each with an image of seven characters");
+    let image = json!("A".repeat(1007));
+    let mounts = json!([{ "name": "v", "mountPath": format!("/{}", "a".repeat(1000)), "readOnly": true }]);
+    let many: Value = (0..10_000).map(|n| json!({ "name": format!("c{n}") })).collect();
+    for (path, part, more) in [
+        ("/spec/containers/0/image", image.clone(), 9 * 1000),
+        ("/spec/initContainers/1/image", image.clone(), 9 * 1000),
+        ("/spec/ephemeralContainers", json!([{ "name": "e", "image": image }]), 1024 + 9 * 1007),
+        ("/spec/containers/0/volumeMounts", mounts, 4 + 1 + 9 + 1001 + 8 + 5 * 6),
+        ("/spec/containers/0/resources/requests", json!({ "a/b": "0", "a/cd": "0" }), 6 * (9 + 4 * 6)),
+        ("/spec/securityContext", json!({ "supplementalGroups": [1, 2, 3] }), 3 * (18 + 4 * 6)),
+        ("/spec/readinessGates", json!([{ "conditionType": "a" }]), 3 * (14 + 2 * 6)),
+        // Also those that are not kept.
+        ("/spec/containers", many, 9_999 * 1024 - 9 * 7),
+    ] {
+        assert_eq!(with(path, &part) - before, more, "{path}");
+    }
+    for path in ["containers/0/volumeMounts", "containers/0/resources/requests", "securityContext", "readinessGates"] {
+        assert_eq!(with(&format!("/spec/{path}"), &Value::Null), before, "{path}");
+    }
 }
 
 /// A value of any shape in the place of any value of a pod.
@@ -395,6 +432,20 @@ proptest! {
     #[test]
     fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = decode(&bytes);
+    }
+
+    #[test]
+    fn the_status_of_a_pod_is_not_counted_too_small(
+        images in prop::collection::vec(".{0,40}", 0..200), paths in prop::collection::vec("/.{0,20}", 0..10),
+    ) {
+        let mounts: Vec<Value> = paths.iter().map(|path| json!({ "name": "v", "mountPath": path })).collect();
+        let container = |image: &String| json!({ "name": "c", "image": image, "volumeMounts": mounts });
+        let mut value = whole();
+        value["spec"]["initContainers"] = Value::Null;
+        value["spec"]["containers"] = images.iter().map(container).collect();
+        let mounted: usize = paths.iter().map(String::len).sum();
+        let repeated: usize = images.iter().map(|image| 1024 + 9 * image.len() + mounted).sum();
+        prop_assert!(read(&value).unwrap().status_bytes as usize >= repeated);
     }
 
     #[test]
