@@ -9,16 +9,18 @@ use super::readiness::Progress;
 use super::settings::{AgentSettings, ReportSettings};
 use super::sharing;
 use apiserver::ApiConnection;
+use apiserver::kind::PodsOfNode;
 use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::ApiServer;
 use decide::agent_report::SharingStages;
 use model::id::NodeName;
-use model::pod::{LabelKeys, PodList};
+use model::pod::PodList;
 use model::view::NodeView;
 use serve::lifecycle::{DrainFirst, Lifecycle, StartError};
 use sources::report::Reporter;
 use std::sync::Arc;
 use tokio::sync::watch;
+use wire::device_config::DeviceConfig;
 
 /// The parts of the agent that these tasks use.
 pub(super) struct Cluster<'a> {
@@ -31,11 +33,9 @@ pub(super) struct Cluster<'a> {
 
 impl Cluster<'_> {
     /// Starts the list and watch of this node's pods at the API server.
-    pub(super) fn follow_pods(&mut self, connection: ApiConnection, node: &NodeName, label_keys: LabelKeys) {
-        let (reporter, ended, node) = (self.reporter.clone(), self.lifecycle.stop(), node.clone());
-        self.lifecycle.must_run("pods", async move {
-            sources::kubernetes::follow_pods((connection, &node), label_keys, reporter, ended).await;
-        });
+    pub(super) fn follow_pods(&mut self, connection: ApiConnection, pods: PodsOfNode) {
+        let (reporter, ended) = (self.reporter.clone(), self.lifecycle.stop());
+        self.lifecycle.must_run("pods", sources::kubernetes::follow_pods(connection, pods, reporter, ended));
     }
 
     /// Starts the tasks that share this node's GPUs through the kubelet, the tasks that write on its Node, and the
@@ -44,13 +44,13 @@ impl Cluster<'_> {
         &mut self,
         connection: ApiConnection,
         node: &NodeName,
-        settings: &AgentSettings,
+        (settings, config): (&AgentSettings, DeviceConfig),
     ) -> Result<Option<Departure>, StartError> {
         let api = ApiServer::new(connection.clone(), node.clone());
         let own = OwnNodeReader::new(connection.clone(), node.clone());
         let writer = sharing::PodStatusWriter::new(api.clone(), own.clone(), node.clone());
         let out = (writer, self.reporter.clone(), connection);
-        let opened = sharing::open(settings, node, (self.view.clone(), self.pods.clone()), out)
+        let opened = sharing::open((settings, config), node, (self.view.clone(), self.pods.clone()), out)
             .map_err(StartError::unavailable)?;
         let announcing = Announcing {
             config: opened.owner.config().clone(),

@@ -46,6 +46,7 @@ pub mod clear;
 mod node_writer;
 mod cluster;
 
+use apiserver::kind::PodsOfNode;
 use cluster::Cluster;
 use departure::Departure;
 use driver_release::DriverRelease;
@@ -98,7 +99,7 @@ fn start(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -
     let access = PortAccess { hosts: hosts.clone(), certificates };
     let http = reload::http_settings(&settings.live, access.clone()).map_err(StartError::usage)?;
     let requests = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
-    sharing::check(&settings.sharing, &name).map_err(StartError::usage)?;
+    let config = sharing::read(&settings.sharing, &name).map_err(StartError::usage)?;
     let listeners =
         Listeners::open(&settings).map_err(|error| StartError { what: error.to_string(), exit: error.exit() })?;
     let (http_sender, http) = watch::channel(http);
@@ -115,9 +116,10 @@ fn start(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -
         let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
             let mut cluster = agent.cluster();
-            cluster.follow_pods(connection.clone(), &name, Arc::clone(&settings.pod_labels));
+            let pods = PodsOfNode::new(name.clone(), Arc::clone(&settings.pod_labels));
+            cluster.follow_pods(connection.clone(), pods.with_resources(config.rules.names.all()));
             if !settings.standalone {
-                let departure = cluster.share(connection, &name, &settings)?;
+                let departure = cluster.share(connection, &name, (&settings, config))?;
                 agent.departure = departure;
             }
         }

@@ -44,7 +44,7 @@ mod turn;
 mod serving;
 mod start;
 
-pub(crate) use config::check;
+pub(crate) use config::read;
 pub(crate) use pod_status::PodStatusWriter;
 pub(crate) use serving::Run;
 pub(crate) use start::open;

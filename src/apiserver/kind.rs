@@ -16,6 +16,7 @@ use std::sync::Arc;
 use wire::annotation_keys::{
     ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, LEADS, LEASE, PLACED_BY,
 };
+use wire::gpu_pod;
 use wire::watch::{NodePods, WatchedKind};
 
 /// A kind of objects that a follower can follow.
@@ -51,11 +52,15 @@ pub trait Followed:
     fn read_now(client: &ApiClient, object: &Self::Object) -> impl Future<Output = Result<Vec<u8>, ApiError>> + Send;
 }
 
+/// The resources of which the requests of containers are kept; `None` keeps all.
+type KeptResources = Option<Arc<[Arc<str>]>>;
+
 /// The pods of one node.
 #[derive(Clone, Debug)]
 pub struct PodsOfNode {
     node: NodeName,
     pods: NodePods,
+    resources: KeptResources,
 }
 
 /// The annotations that are kept of all pods of the cluster.
@@ -94,8 +99,7 @@ const MAX_VALUE: usize = 512;
 /// All pods of the cluster, with what a scheduler needs of them.
 #[derive(Clone, Debug, Default)]
 pub struct AllPods {
-    /// The resources whose amounts are kept; `None` keeps all.
-    resources: Option<Arc<[Box<str>]>>,
+    resources: KeptResources,
 }
 
 /// All Nodes of the cluster, with what a scheduler needs of them.
@@ -106,7 +110,13 @@ impl PodsOfNode {
     /// The pods of `node`; only the labels with these keys are kept.
     #[must_use]
     pub fn new(node: NodeName, label_keys: LabelKeys) -> PodsOfNode {
-        PodsOfNode { node, pods: NodePods { label_keys } }
+        PodsOfNode { node, pods: NodePods { label_keys }, resources: None }
+    }
+
+    /// The same pods; of the amounts that their containers request only those of these resources are kept.
+    #[must_use]
+    pub fn with_resources<'a>(self, names: impl IntoIterator<Item = &'a str>) -> PodsOfNode {
+        PodsOfNode { resources: Some(names.into_iter().map(Into::into).collect()), ..self }
     }
 }
 
@@ -120,13 +130,22 @@ impl WatchedKind for PodsOfNode {
     }
 
     fn decode(&self, json: &str) -> Result<Pod, String> {
-        self.pods.decode(json)
+        let mut pod = self.pods.decode(json)?;
+        if let Some(resources) = &self.resources {
+            gpu_pod::keep_resources(&mut pod, resources);
+        }
+        // The agent shows the images of containers that run. Most pods of a full list have ended: they stay until they are deleted.
+        if pod.ended() {
+            pod.containers.iter_mut().for_each(|container| container.image = None);
+        }
+        pod.containers.shrink_to_fit();
+        Ok(pod)
     }
 }
 
 impl AllPods {
-    /// All pods; of the amounts that their containers request only those of these resources are kept. A pod may name
-    /// thousands of others, and its containers matter only if it requests GPUs.
+    /// All pods; of the amounts that their containers request only those of these resources are kept. The containers of a
+    /// pod matter only if it requests GPUs.
     #[must_use]
     pub fn with_resources<'a>(names: impl IntoIterator<Item = &'a str>) -> AllPods {
         AllPods { resources: Some(names.into_iter().map(Into::into).collect()) }
@@ -135,9 +154,7 @@ impl AllPods {
     /// Removes the containers of a pod that requests none of the resources and has no claim.
     fn trim(&self, pod: &mut Pod) {
         let Some(resources) = &self.resources else { return };
-        for container in &mut pod.containers {
-            container.limits.retain(|(name, _)| resources.iter().any(|kept| **kept == **name));
-        }
+        gpu_pod::keep_resources(pod, resources);
         let asks = |container: &PodContainer| !container.limits.is_empty() || container.requests_left_out;
         if pod.annotations.is_empty() && pod.containers_left_out.is_none() && !pod.containers.iter().any(asks) {
             pod.containers.clear();
@@ -171,7 +188,6 @@ impl WatchedKind for AllPods {
                 share(name);
                 share(amount);
             }
-            container.limits.shrink_to_fit();
         }
         pod.containers.shrink_to_fit();
         for (key, value) in &mut pod.annotations {
@@ -300,6 +316,27 @@ mod tests {
         let containers: Vec<Value> = (0..100).map(container).collect();
         let metadata = json!({ "name": "a", "namespace": "b", "uid": "1".repeat(32), "annotations": annotations });
         json!({ "metadata": metadata, "spec": { "nodeName": "n1", "containers": containers } }).to_string()
+    }
+
+    #[test]
+    fn the_agent_keeps_only_requests_for_gpus_and_no_images_of_pods_that_have_ended() {
+        let node = NodeName::parse("n1").unwrap();
+        let kind = PodsOfNode::new(node, LabelKeys::default()).with_resources(["nvidia.com/gpu"]);
+        let limits = |_: usize| -> Value {
+            let other = (0..31).map(|number| (format!("a/b{number:02}"), json!("1")));
+            other.chain([("nvidia.com/gpu".to_owned(), json!("1"))]).collect::<serde_json::Map<_, _>>().into()
+        };
+        let mut object: Value = serde_json::from_str(&pod(&json!({ "hami.io/x": "1" }), limits)).unwrap();
+        object["spec"]["containers"][0]["image"] = "train:1".into();
+        for (phase, image) in [("Running", Some("train:1")), ("Succeeded", None), ("Failed", None)] {
+            object["status"] = json!({ "phase": phase });
+            let kept = kind.decode(&object.to_string()).unwrap();
+            assert_eq!((kept.containers.len(), kept.containers[0].image.as_deref()), (100, image), "{phase}");
+            let gpus: Vec<_> = kept.containers.iter().map(|container| container.limit("nvidia.com/gpu")).collect();
+            assert!(gpus.iter().all(|gpus| *gpus == Some("1")), "an agent knows the slots of a pod that has ended");
+            assert!(kept.containers.iter().all(|container| container.limits.len() == 1));
+            assert_eq!(kept.annotation("hami.io/x"), Some("1"));
+        }
     }
 
     #[test]

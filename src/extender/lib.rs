@@ -319,9 +319,7 @@ impl Extender {
         let marks = (Arc::clone(&self.leadership.pods_wanted), Arc::clone(&pods));
         let marking = Arc::clone(&self.mark).run(Arc::clone(&self.cluster), marks, self.lifecycle.stop());
         self.lifecycle.must_run("own mark", marking);
-        let names = &self.cluster.rules().names;
-        let resources = [&names.count, &names.memory, &names.memory_percentage, &names.cores, &names.priority];
-        let kind = AllPods::with_resources(resources.map(String::as_str));
+        let kind = AllPods::with_resources(self.cluster.rules().names.all());
         self.follow("pods", kind, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());

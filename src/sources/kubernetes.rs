@@ -9,9 +9,9 @@ use apiserver::follow::{FollowListener, Follower};
 use apiserver::kind::PodsOfNode;
 use apiserver::store::{Delta, Store};
 use apiserver::{ApiConnection, ApiError};
-use model::id::{NodeName, PodUid};
+use model::id::PodUid;
 use model::observation::{ErrorCounter, Fact};
-use model::pod::{LabelKeys, Pod, PodWatchState};
+use model::pod::{Pod, PodWatchState};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wire::watch::UnreadableObject;
@@ -24,14 +24,8 @@ struct PodReporter {
     watch: PodWatchState,
 }
 
-/// Follows the pods of a node until `stop` is cancelled, and keeps the labels of each pod whose keys are in
-/// `label_keys`. It never fails; it reports what it can read.
-pub async fn follow_pods(
-    (connection, node): (ApiConnection, &NodeName),
-    label_keys: LabelKeys,
-    reporter: Reporter,
-    stop: CancellationToken,
-) {
+/// Follows the pods of a node until `stop` is cancelled. It never fails; it reports what it can read.
+pub async fn follow_pods(connection: ApiConnection, pods: PodsOfNode, reporter: Reporter, stop: CancellationToken) {
     let failures = SourceFailures::of(SourceName {
         what: "watch of pods at the API server",
         lost: "pods that start now get their names from the container runtime or the kubelet's log links",
@@ -40,7 +34,7 @@ pub async fn follow_pods(
         required: true,
     });
     let listener = PodReporter { reporter, failures, watch: PodWatchState::default() };
-    let follower = Follower::new(connection, PodsOfNode::new(node.clone(), label_keys), listener);
+    let follower = Follower::new(connection, pods, listener);
     tokio::select! {
         () = stop.cancelled() => {}
         () = Box::pin(follower.run()) => {}

@@ -8,6 +8,7 @@ use model::id::NodeName;
 use model::pod::{ContainerKind, ContainerState, Pod, PodContainer};
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Reads a pod that is bound to `node` as a GPU pod. `None` for a pod that requests no GPU.
 #[must_use]
@@ -37,6 +38,27 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
         requests,
         claim,
     })
+}
+
+/// Removes the requests for all resources but these, among which are all that the rules name. The GPU pod stays the same. Everyone
+/// who may create pods can make up names of resources, and an agent or extender keeps thousands of pods.
+pub fn keep_resources(pod: &mut Pod, names: &[Arc<str>]) {
+    let known = |name: &str| names.iter().find(|known| ***known == *name);
+    for container in &mut pod.containers {
+        container.limits.retain_mut(|(name, _)| {
+            let Some(known) = known(name) else { return false };
+            // One copy of the name for all pods.
+            *name = Arc::clone(known);
+            true
+        });
+        container.limits.shrink_to_fit();
+    }
+    let Some(left_out) = &mut pod.containers_left_out else { return };
+    left_out.resources.retain(|name| known(name).is_some());
+    left_out.resources.shrink_to_fit();
+    if left_out.resources.is_empty() && !left_out.more_resources {
+        pod.containers_left_out = None;
+    }
 }
 
 /// Whether annotations of the pod limit which GPUs it accepts, or may do so because some were not read.
@@ -364,6 +386,43 @@ mod tests {
         assert!(crowd(129, &many("1")).is_some());
     }
 
+    /// The names of the usual rules.
+    fn names() -> [Arc<str>; 5] {
+        RequestRules::default().names.all().map(Arc::from)
+    }
+
+    #[test]
+    fn of_the_requests_of_a_pod_only_those_for_gpus_are_kept() {
+        let amounts = |gpus: bool| -> Value {
+            let own = [("nvidia.com/gpu", "1"), ("nvidia.com/gpumem", "3k")].into_iter().filter(|_| gpus);
+            let own = own.map(|(name, amount)| (name.to_owned(), json!(amount)));
+            let other = (0..20).map(|n| (format!("a/b{n:02}"), json!("1")));
+            other.chain(own).collect::<serde_json::Map<_, _>>().into()
+        };
+        let crowd = |late: bool| {
+            let of = |n: usize| {
+                let limits = amounts(n == 7 || (late && n > 130));
+                json!({ "name": format!("c{n}"), "resources": { "limits": limits } })
+            };
+            let containers: Vec<Value> = (0..140).map(of).collect();
+            let metadata = json!({ "name": "train", "namespace": "ml", "uid": UID });
+            let text = json!({ "metadata": metadata, "spec": { "containers": containers } });
+            let mut pod = decode(text.to_string().as_bytes()).unwrap();
+            keep_resources(&mut pod, &names());
+            pod
+        };
+        for late in [false, true] {
+            let pod = crowd(late);
+            assert_eq!(pod.containers.len(), MAX_CONTAINERS, "the place of a container counts");
+            let kept: Vec<_> = pod.containers.iter().flat_map(|container| &container.limits).collect();
+            let expected: [(Arc<str>, Arc<str>); 2] =
+                [("nvidia.com/gpu".into(), "1".into()), ("nvidia.com/gpumem".into(), "3k".into())];
+            assert_eq!(kept, expected.iter().collect::<Vec<_>>());
+            let left_out = pod.containers_left_out.as_ref().map(|left_out| (left_out.number, left_out.resources.len()));
+            assert_eq!(left_out, late.then_some((12, 2)));
+        }
+    }
+
     #[test]
     fn a_claim_that_the_agent_made_is_marked() {
         let claim = json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;", annotation_keys::PLACED_BY: annotation_keys::PLACED_BY_AGENT });
@@ -374,6 +433,30 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn requests_for_other_resources_change_nothing_in_a_gpu_pod(
+            containers in prop::collection::vec(
+                prop::collection::btree_map("nvidia\\.com/(gpu|gpumem|gpucores|priority)|a/[a-z]", "[0-9]{1,2}", 0..4), 1..135,
+            ),
+            more in 0usize..40, amount in "[01]", claim: bool,
+        ) {
+            let other = (0..more).map(|n| (format!("b/{n}"), amount.clone()));
+            let mut containers = containers;
+            containers[0].extend(other);
+            let container = |limits: &BTreeMap<String, String>| json!({ "name": "c", "resources": { "limits": limits } });
+            let annotations = if claim { json!({ annotation_keys::ALLOCATED: "GPU-1,NVIDIA,1,0:;" }) } else { json!({}) };
+            let text = json!({
+                "metadata": { "name": "train", "namespace": "ml", "uid": UID, "annotations": annotations },
+                "spec": { "containers": containers.iter().map(container).collect::<Vec<_>>() },
+            });
+            let whole = decode(text.to_string().as_bytes()).unwrap();
+            let mut kept = whole.clone();
+            keep_resources(&mut kept, &names());
+            prop_assert!(kept.containers.iter().all(|container| container.limits.len() <= 5));
+            let (rules, node) = (RequestRules::default(), NodeName::parse("node-1").unwrap());
+            prop_assert_eq!(of(&kept, &rules, &node), of(&whole, &rules, &node));
+        }
+
         #[test]
         fn no_annotation_or_quantity_causes_a_panic(claim in "\\PC{0,80}", gpus in "\\PC{0,12}", node in "\\PC{0,12}") {
             let annotations = json!({ annotation_keys::ALLOCATED: claim, annotation_keys::ASSIGNED_NODE: node });

@@ -49,6 +49,13 @@ pub struct ResourceNames {
 }
 
 impl ResourceNames {
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> [&str; 5] {
+        let ResourceNames { count, memory, memory_percentage, cores, priority } = self;
+        [count, memory, memory_percentage, cores, priority]
+    }
+
     /// Checks that no two resources have the same name.
     ///
     /// # Errors

@@ -5,27 +5,12 @@ use model::id::NodeName;
 use sources::device_config;
 use wire::device_config::{ConfigWarning, DeviceConfig};
 
-/// Reads the configuration of this node, and logs the keys that the agent does not follow.
+/// Reads the configuration of this node, and logs the keys that the agent does not follow. It is read once, also where GPUs are not
+/// shared: a file that a setting names must exist, and all parts of the agent must use the same names of resources.
 ///
 /// # Errors
 /// A message that names the file.
 pub(crate) fn read(settings: &SharingSettings, node: &NodeName) -> Result<DeviceConfig, String> {
-    let (config, warnings) = load(settings, node)?;
-    for warning in warnings {
-        tracing::warn!(files = ?settings.device_config, "device configuration: {warning}");
-    }
-    Ok(config)
-}
-
-/// Reads the configuration even where it is not used, because a file that a setting names must exist.
-///
-/// # Errors
-/// As [`read`].
-pub(crate) fn check(settings: &SharingSettings, node: &NodeName) -> Result<(), String> {
-    load(settings, node).map(drop)
-}
-
-fn load(settings: &SharingSettings, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
     let read = device_config::read(&settings.device_config, node);
     let (mut config, mut warnings) = read.map_err(|why| format!("device configuration {why}"))?;
     warnings.extend(not_followed(&config));
@@ -39,7 +24,10 @@ fn load(settings: &SharingSettings, node: &NodeName) -> Result<(DeviceConfig, Ve
         config.core_scaling = factor;
     }
     settings.resources.replace(&mut config.rules.names)?;
-    Ok((config, warnings))
+    for warning in warnings {
+        tracing::warn!(files = ?settings.device_config, "device configuration: {warning}");
+    }
+    Ok(config)
 }
 
 /// Warnings about keys that the agent can parse and that differ from their default, but that it does not follow.

@@ -15,7 +15,7 @@ use super::serving::{Run, Serving, owning, serving};
 use super::sharing_task::Sharing;
 use super::ticket_issuer::TicketIssuer;
 use super::ticket_writer::Keeper;
-use super::{config, devices, topology};
+use super::{devices, topology};
 use crate::guarding::Guards;
 use crate::settings::{AgentSettings, Gpus, Topology};
 use apiserver::ApiConnection;
@@ -35,6 +35,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::watch;
+use wire::device_config::DeviceConfig;
 
 /// The folder of device plugins below the kubelet's root directory; the name is compiled into the kubelet.
 const PLUGINS: &str = "device-plugins";
@@ -68,13 +69,12 @@ impl Opened {
 /// # Errors
 /// A message that says what cannot be used, and which setting names it.
 pub(crate) fn open(
-    settings: &AgentSettings,
+    (settings, config): (&AgentSettings, DeviceConfig),
     node: &NodeName,
     (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
     (mut writer, reporter, connection): (PodStatusWriter, Reporter, ApiConnection),
 ) -> Result<Opened, String> {
     let sharing = &settings.sharing;
-    let config = config::read(sharing, node)?;
     let resource: Arc<str> = config.rules.names.count.as_str().into();
     let served = settings.state_dir.join(SERVED);
     let watcher = watcher(settings)?;
