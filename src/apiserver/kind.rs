@@ -93,7 +93,8 @@ fn share(text: &mut Arc<str>) {
     });
 }
 
-/// Longest value of an annotation that is kept, other than a claim: the names of a Lease. A longer one is cut.
+/// Longest value of an annotation that is kept, other than the claim of a pod that may hold GPUs: the names of a Lease. A longer
+/// one is cut.
 const MAX_VALUE: usize = 512;
 
 /// All pods of the cluster, with what a scheduler needs of them.
@@ -151,15 +152,28 @@ impl AllPods {
         AllPods { resources: Some(names.into_iter().map(Into::into).collect()) }
     }
 
-    /// Removes the containers of a pod that requests none of the resources and has no claim.
+    /// Removes fields that the extender does not read here, because only an agent uses them or because kube-scheduler's calls have
+    /// them, and the containers of a pod that holds no GPU. A pod has up to 128 containers, and the cluster up to 300,000 pods.
     fn trim(&self, pod: &mut Pod) {
-        let Some(resources) = &self.resources else { return };
-        gpu_pod::keep_resources(pod, resources);
-        let asks = |container: &PodContainer| !container.limits.is_empty() || container.requests_left_out;
-        if pod.annotations.is_empty() && pod.containers_left_out.is_none() && !pod.containers.iter().any(asks) {
+        (pod.controller, pod.runtime_class, pod.gang) = (None, None, None);
+        let mut may_hold = !holds_no_gpu(pod);
+        if let Some(resources) = &self.resources {
+            gpu_pod::keep_resources(pod, resources);
+            let asks = |container: &PodContainer| !container.limits.is_empty() || container.requests_left_out;
+            let asks = pod.containers_left_out.is_some() || pod.containers.iter().any(asks);
+            may_hold &= asks || pod.annotation(ALLOCATED).is_some();
+        }
+        if !may_hold {
             pod.containers.clear();
+            pod.containers_left_out = None;
         }
     }
+}
+
+/// Whether a pod holds no GPU whatever it requests: it has ended, or it is not bound. kube-scheduler sends a pod that is not bound
+/// whole in its calls.
+fn holds_no_gpu(pod: &Pod) -> bool {
+    pod.ended() || pod.node.is_none()
 }
 
 impl WatchedKind for AllPods {
@@ -190,10 +204,11 @@ impl WatchedKind for AllPods {
             }
         }
         pod.containers.shrink_to_fit();
+        let holds_no_gpu = holds_no_gpu(&pod);
         for (key, value) in &mut pod.annotations {
             share(key);
-            // Every pod has a different claim.
-            if &**key != ALLOCATED {
+            // Every pod has a different claim. Of a pod that holds no GPU only the presence of a claim counts.
+            if &**key != ALLOCATED || holds_no_gpu {
                 if value.len() > MAX_VALUE {
                     *value = value[..value.floor_char_boundary(MAX_VALUE)].into();
                 }
@@ -265,9 +280,8 @@ macro_rules! pods {
 }
 
 pods!(PodsOfNode, MAX_POD_OBJECTS, None, |kind| Some(format!("spec.nodeName={}", kind.node)), Pod::ended);
-// A pod that is not bound holds no GPU, and kube-scheduler sends it whole in its calls. Everyone who may create pods can
-// create any number of them.
-pods!(AllPods, MAX_CLUSTER_PODS, Some(500), |_| None, |pod| pod.ended() || pod.node.is_none());
+// Everyone who may create pods can create any number of them that hold no GPU.
+pods!(AllPods, MAX_CLUSTER_PODS, Some(500), |_| None, holds_no_gpu);
 
 impl Followed for AllNodes {
     const MOST: usize = MAX_CLUSTER_NODES;
@@ -360,5 +374,40 @@ mod tests {
         assert_eq!(limits, [&("nvidia.com/gpu".into(), "1".into())]);
         let kept = kind.decode(&pod(&json!({ ALLOCATED: "x", LEADS: "é".repeat(4000) }), many)).unwrap();
         assert_eq!((kept.containers.len(), kept.annotation(LEADS).map(str::len)), (100, Some(MAX_VALUE)));
+        // Other annotations do not say that a pod may hold GPUs, and users may write some of them.
+        let kept = kind.decode(&pod(&json!({ LEADS: "x", EVICT: "y" }), many)).unwrap();
+        assert_eq!((kept.containers.len(), kept.annotation(LEADS), kept.annotation(EVICT)), (0, Some("x"), Some("y")));
+    }
+
+    #[test]
+    fn of_a_pod_that_holds_no_gpu_no_containers_are_kept_whatever_they_request() {
+        let kind = AllPods::with_resources(["nvidia.com/gpu", "nvidia.com/gpumem"]);
+        let limits = |number: usize| json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": number.to_string() });
+        let annotations = json!({ ALLOCATED: "x".repeat(9000), EPOCH: "7" });
+        let mut object: Value = serde_json::from_str(&pod(&annotations, limits)).unwrap();
+        let main = object["spec"]["containers"][0].clone();
+        // More than the decoder keeps.
+        object["spec"]["containers"] = (0..200).map(|_| main.clone()).collect();
+        object["spec"]["runtimeClassName"] = "nvidia".into();
+        object["spec"]["schedulingGroup"] = json!({ "podGroupName": "train-workers" });
+        object["metadata"]["ownerReferences"] =
+            json!([{ "apiVersion": "v1", "kind": "ReplicaSet", "name": "a", "uid": "u", "controller": true }]);
+        for (node, phase, containers, claim) in [
+            (Some("n1"), "Running", 128, 9000),
+            (Some("n1"), "Pending", 128, 9000),
+            (Some("n1"), "Failed", 0, MAX_VALUE),
+            (Some("n1"), "Succeeded", 0, MAX_VALUE),
+            (None, "Pending", 0, MAX_VALUE),
+        ] {
+            object["spec"]["nodeName"] = node.into();
+            object["status"] = json!({ "phase": phase });
+            let kept = kind.decode(&object.to_string()).unwrap();
+            assert_eq!(kept.containers.len(), containers, "{node:?} {phase}");
+            assert_eq!(kept.containers_left_out.is_some(), containers > 0, "{node:?} {phase}");
+            assert_eq!(kept.annotation(ALLOCATED).map(str::len), Some(claim), "{node:?} {phase}");
+            assert_eq!(kept.annotation(EPOCH), Some("7"));
+            assert!(kept.controller.is_none() && kept.runtime_class.is_none() && kept.gang.is_none());
+            assert!(kept.bytes > 9000 && kept.status_bytes >= 200 * 1024, "its size is judged whatever is kept");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The built extender among pods whose owners want to stop it, and with an API server that fails. A user decides how
 //! large a pod is, up to what etcd stores, and what JSON makes of its texts.
 
+use crate::bad_questions::anon_mib;
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use crate::program::BINARY;
 use lab::api_server::{ApiServerFault, FakeApiServer};
@@ -71,6 +72,53 @@ fn pods_whose_json_is_far_larger_than_themselves_do_not_stop_the_extender() {
     assert_eq!(extender.bind(&second, "n1"), "");
     eventually("the watches after the list", SOON, || (extender.get("/readyz").text() == "ready\n").then_some(()));
     assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"pods\"}"), 0);
+}
+
+#[test]
+fn pods_that_hold_no_gpu_take_little_memory_whatever_their_containers_request() {
+    const PODS: u32 = 600;
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let before = anon_mib(&extender);
+    for number in 100..100 + PODS {
+        let mut odd = pod(&server, number, 3000);
+        // No two containers have a text in common that could be shared.
+        let container = |at: u32| {
+            let own = number * 128 + at;
+            let limits = match number % 3 {
+                0 => json!({}),
+                _ => json!({
+                    "nvidia.com/gpu": own.to_string(), "nvidia.com/gpumem": (own + 1_000_000).to_string(),
+                    "nvidia.com/gpucores": (own + 2_000_000).to_string(), "nvidia.com/priority": (own + 3_000_000).to_string(),
+                }),
+            };
+            json!({ "name": format!("container-{own}"), "image": "x", "resources": { "limits": limits } })
+        };
+        odd["spec"]["containers"] = (0..128).map(container).collect();
+        match number % 3 {
+            // It requests no GPU, but has an annotation that users may write.
+            0 => {
+                odd["spec"]["nodeName"] = "n1".into();
+                odd["metadata"]["annotations"] = json!({ "gpu-steward.io/leads": "x" });
+            }
+            1 => {
+                odd["spec"]["nodeName"] = "n1".into();
+                odd["status"]["phase"] = "Failed".into();
+            }
+            _ => {}
+        }
+        server.put("pods", odd);
+    }
+    let mut held = pod(&server, 1, 60_000);
+    held["spec"]["nodeName"] = "n1".into();
+    held["metadata"]["annotations"] = json!({ CLAIM: "GPU-n1-0,NVIDIA,60000,0:;", "hami.io/vgpu-node": "n1" });
+    server.put("pods", held);
+    eventually("the pod that came last", SOON, || {
+        (extender.metric("gpu_steward_extender_claims{state=\"bound\"}") == 1).then_some(())
+    });
+    let more = anon_mib(&extender).saturating_sub(before);
+    assert!(more <= 12, "{more} MiB more for {PODS} pods");
 }
 
 #[test]
