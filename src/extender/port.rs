@@ -50,6 +50,7 @@ const PATHS: [&str; 6] = ["/healthz", "/readyz", "/leadz", "/metrics", "/metrics
 /// The limits of the connections. kube-scheduler keeps one connection for its filter calls and one for each bind under way.
 pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     connections: 512,
+    newcomers: None,
     header_timeout: Duration::from_secs(60),
     write_timeout: Duration::from_secs(10),
     busy_write_timeout: Duration::from_secs(2),

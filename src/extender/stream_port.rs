@@ -15,7 +15,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode, Uri};
 use parking_lot::Mutex;
 use serve::caller::{Access, Ends};
-use serve::server::{ConnectionLimits, HttpApplication, TakenConnection};
+use serve::server::{ConnectionLimits, HttpApplication, Newcomer, TakenConnection};
 use std::sync::Arc;
 use std::time::Duration;
 use stream::opening::{self, STREAM_PATH};
@@ -29,6 +29,10 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The limits of the connections. Kubernetes supports 5,000 Nodes, and each has one agent, or two during an upgrade.
 pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     connections: 12_000,
+    // A client can make the extender keep about 100 KiB for it: 64 KiB of an unfinished TLS handshake message, before or
+    // after the handshake has ended, and 16 KiB of headers. So clients without a token take at most 50 MiB of the 512
+    // MiB that the chart gives to the extender. An agent sends its token some milliseconds after it has connected.
+    newcomers: Some(512),
     header_timeout: Duration::from_secs(30),
     write_timeout: Duration::from_secs(10),
     busy_write_timeout: Duration::from_secs(2),
@@ -77,6 +81,7 @@ impl StreamPort {
             self.counts.refused(CallerRefusal::TooManyStreams);
             return refusal(CallerRefusal::TooManyStreams);
         };
+        identified(&request);
         let streams = Arc::clone(&self.streams);
         tokio::spawn(async move {
             // The connection counts as open until the stream ends.
@@ -118,12 +123,23 @@ impl HttpApplication for StreamPort {
         let streams = request.uri().path() == STREAM_PATH;
         match caller {
             Caller::Agent(agent) if streams => self.open(agent, request),
-            Caller::Extender if !streams => self.verbs.passed_on(request).await,
+            Caller::Extender if !streams => {
+                identified(&request);
+                self.verbs.passed_on(request).await
+            }
             Caller::Agent(_) | Caller::Extender => {
                 self.counts.refused(CallerRefusal::OtherAccount);
                 refusal(CallerRefusal::OtherAccount)
             }
         }
+    }
+}
+
+/// The connection of this caller is no newcomer any more. A refused caller stays a newcomer. So with one stolen token
+/// an attacker keeps [`super::stream_limit::MOST_STREAMS`] connections, as many as the agent may have streams.
+fn identified(request: &Request<Incoming>) {
+    if let Some(newcomer) = request.extensions().get::<Newcomer>() {
+        newcomer.identified();
     }
 }
 

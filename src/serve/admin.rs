@@ -34,6 +34,7 @@ use tower::ServiceExt;
 const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     // An operator, a browser and a script need a handful.
     connections: 64,
+    newcomers: None,
     header_timeout: Duration::from_secs(10),
     // Enough for a profile of some MB over a slow connection.
     write_timeout: Duration::from_secs(10),

@@ -2,7 +2,8 @@
 //! [`HttpApplication`], which answers requests and defines which callers may make them.
 //!
 //! ```text
-//!   accept ──▶ connection limit (when it is reached, one that is idle or waits for its client is closed)
+//!   accept ──▶ connection limit (when it is reached, one that is idle or waits for its client is closed;
+//!              clients that have not shown who they are have a lower limit of their own)
 //!          ──▶ one task each
 //!   one task: write timeout (cuts a client that stops reading) · TLS, if there are certificates · HTTP/1, or HTTP/2
 //!             if the port offers it · access (Host, address, token) · the application
@@ -31,6 +32,7 @@ mod tests;
 pub use application::{ConnectionCounts, ConnectionLimits, HttpApplication, HttpServer};
 
 pub use connection::TakenConnection;
+pub use connection_limit::Newcomer;
 
 use connection::Connection;
 use connection_limit::ConnectionLimit;
@@ -48,6 +50,9 @@ use tokio_util::task::TaskTracker;
 const QUEUE: i32 = 4096;
 /// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Time between two checks of whether the next connection may be accepted, while the newest ones still show who they
+/// are. The extender checks 18 tokens in this time (0.28 ms each).
+const CROWDED_PAUSE: Duration = Duration::from_millis(5);
 /// The errors of a process, or of a machine, that has reached its limit of open files.
 const FILE_LIMITS: [Errno; 2] = [Errno::MFILE, Errno::NFILE];
 /// Time between two log lines about that limit: each accept fails until files are closed.
@@ -79,11 +84,14 @@ impl<A: HttpApplication> HttpServer<A> {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let server = Arc::new(self);
         let connections = TaskTracker::new();
-        let mut limit = ConnectionLimit::new(server.limits.connections);
+        let mut limit = ConnectionLimit::new(server.limits.connections, server.limits.newcomers);
         let mut told = None;
         loop {
             let admitted = async {
                 server.application.admits().await;
+                while limit.is_crowded() {
+                    tokio::time::sleep(CROWDED_PAUSE).await;
+                }
                 listener.accept().await
             };
             let accepted = tokio::select! {

@@ -56,6 +56,7 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     // The port of a node has a handful of scrapers, `top` and the kubelet's probes. 256 idle connections take about
     // 5 MiB at worst.
     connections: 256,
+    newcomers: None,
     // Above Prometheus's usual interval of 15 s, so that Prometheus can keep its connection. A client with many idle
     // connections loses some of them when another client connects.
     header_timeout: Duration::from_secs(30),

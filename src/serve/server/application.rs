@@ -13,6 +13,9 @@ use std::time::Duration;
 pub struct ConnectionLimits {
     /// Most connections at once.
     pub connections: usize,
+    /// Most connections at once whose client has not shown who it is ([`super::Newcomer`]). `None` if the application
+    /// does not ask its clients for that.
+    pub newcomers: Option<usize>,
     /// Time for the TLS handshake, for a request's headers, and so also the longest pause between two requests.
     pub header_timeout: Duration,
     /// Time for a client to read the rest of an answer once the socket's buffer is full, or to open its HTTP/2 flow

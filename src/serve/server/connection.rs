@@ -142,6 +142,9 @@ impl<A: HttpApplication> Connection<A> {
         let answer = service_fn(move |mut request: Request<Incoming>| {
             received.cancel();
             let (server, busy) = (Arc::clone(&self.server), self.open.permit.busy());
+            if self.server.limits.newcomers.is_some() {
+                request.extensions_mut().insert(self.open.permit.newcomer());
+            }
             if request.headers().contains_key(header::UPGRADE) {
                 let (open, busy) = (Arc::clone(&self.open), self.open.permit.busy());
                 request.extensions_mut().insert(TakenConnection { _open: open, _busy: Arc::new(busy) });

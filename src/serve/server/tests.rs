@@ -20,6 +20,7 @@ mod http2;
 const LONG: Duration = Duration::from_secs(20);
 const LIMITS: ConnectionLimits = ConnectionLimits {
     connections: 8,
+    newcomers: None,
     header_timeout: LONG,
     write_timeout: LONG,
     busy_write_timeout: LONG,
@@ -31,7 +32,7 @@ const SHORT: Duration = Duration::from_millis(300);
 const HTTP1: Option<HttpVersions> = Some(HttpVersions::Http1);
 
 /// Answers with the request body, and at the path `/large` with 32 MiB. `/secret` answers only callers with a token;
-/// `/never` never answers.
+/// `/never` never answers. A client that asks for `/known` has shown who it is.
 struct Echo {
     access: Access,
     body: BodyLimits,
@@ -62,6 +63,9 @@ impl HttpApplication for Echo {
         }
         if request.uri().path() == "/never" {
             return std::future::pending().await;
+        }
+        if request.uri().path() == "/known" {
+            request.extensions().get::<Newcomer>().unwrap().identified();
         }
         match body::read(request.into_body(), self.body).await {
             Ok(bytes) => Response::new(bytes.into()),
@@ -254,6 +258,38 @@ fn an_unfinished_handshake_is_closed_for_a_client_that_sends_a_request() {
     until("the connections over the limit are cut", || served.cut() >= 2 * LIMITS.connections as u64);
     assert!(served.ask(&post("in", 2)).ends_with("in"));
     drop(silent);
+}
+
+#[test]
+fn clients_that_do_not_show_who_they_are_close_only_each_others_connections() {
+    for https in [None, HTTP1] {
+        let echo = Echo::new();
+        let requests = Arc::clone(&echo.requests);
+        let limits = ConnectionLimits { connections: 100, newcomers: Some(4), ..LIMITS };
+        let served = serve(echo, limits, https);
+        let mut known = served.connect();
+        let mut asks = || {
+            known.write_all(b"GET /known HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                known.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+        };
+        asks();
+        let mut busy: Vec<Box<dyn Stream>> = (0..4).map(|_| served.connect()).collect();
+        for stream in &mut busy {
+            stream.write_all(b"GET /never HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        }
+        until("four requests are being answered", || requests.load(Ordering::Relaxed) == 5);
+        let silent: Vec<Socket> = (0..20).map(|_| served.socket()).collect();
+        until("four newcomers are left", || served.cut() == 20);
+        assert!(served.ask(&post("in", 2)).ends_with("in"), "{https:?}");
+        until("the busy ones and most silent ones are closed", || served.open() <= 5);
+        asks();
+        drop((busy, silent));
+    }
 }
 
 #[test]
