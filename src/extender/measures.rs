@@ -48,6 +48,8 @@ pub(super) struct MeasuredCounts {
     pub(super) refused_pods: u64,
     /// Requests for an unknown path, such as a verb that this program does not have, or with the wrong method.
     pub(super) unknown_paths: u64,
+    /// Requests for metrics that were refused because too many waited.
+    pub(super) refused_scrapes: u64,
     /// Nodes that were refused, by reason.
     pub(super) refusals: [u64; RefusalReason::ALL.len()],
 }
@@ -78,6 +80,11 @@ impl Measures {
     /// A request had an unknown path, or a method that the path does not support.
     pub(super) fn unknown_path(&self) {
         self.counts.lock().unknown_paths += 1;
+    }
+
+    /// A request for metrics was refused because too many waited.
+    pub(super) fn refused_scrape(&self) {
+        self.counts.lock().refused_scrapes += 1;
     }
 
     /// The filter refused these nodes.

@@ -37,6 +37,10 @@ const UNKNOWN_PATHS: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_unknown_paths_total",
     "Requests for a path or with a method that the port does not have, such as an unknown verb.",
 );
+const REFUSED_SCRAPES: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_refused_scrapes_total",
+    "Requests for /metrics and /metrics/hami that were refused because too many waited for their answer.",
+);
 const CLAIMS: MetricFamily = MetricFamily::gauge(
     "gpu_steward_extender_claims",
     "Pods with a claim: assumed (the binding is not seen yet), bound, started.",
@@ -207,7 +211,11 @@ fn verbs(counts: &MeasuredCounts, out: &mut Exposition<'_>) {
     for (verb, unanswered) in Verb::ALL.iter().zip(counts.unanswered) {
         out.sample(&[label("verb", verb.word()).as_str()], SampleValue::Whole(unanswered));
     }
-    for (family, count) in [(&REFUSED_PODS, counts.refused_pods), (&UNKNOWN_PATHS, counts.unknown_paths)] {
+    for (family, count) in [
+        (&REFUSED_PODS, counts.refused_pods),
+        (&UNKNOWN_PATHS, counts.unknown_paths),
+        (&REFUSED_SCRAPES, counts.refused_scrapes),
+    ] {
         out.family(family);
         out.sample(&[], SampleValue::Whole(count));
     }

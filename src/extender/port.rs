@@ -22,11 +22,13 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use model::followed_node::MAX_CLUSTER_NODES;
 use model::pod::MAX_CLUSTER_PODS;
 use serve::answer_copy::{SharedAnswers, SharedBody};
+use serve::answer_queue::{AnswerLimits, AnswerQueue};
 use serve::caller::{Access, AllowedHosts, Condition, Ends};
 use serve::exposition::ExpositionFormat;
 use serve::query;
 use serve::server::body::{self, BodyLimits};
 use serve::server::{ConnectionCounts, ConnectionLimits, HttpApplication};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -57,6 +59,21 @@ pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     drain: Duration::from_secs(4),
 };
 
+/// The requests for `/metrics` and `/metrics/hami` that may wait at the same time, for the counts or the copy that they
+/// share. Such a request keeps its connection busy, so that it cannot be closed for another one. One request more gets
+/// 503 at once.
+const SCRAPES: AnswerLimits = AnswerLimits {
+    // A sixteenth of the connections. The others stay free for kube-scheduler and for probes.
+    answers: 32,
+    // Two Prometheus servers at one address that scrape both paths.
+    answers_per_peer: 4,
+    // No scrape waits for the end of another one: all of them wait for the same counts or copy.
+    waiting: 0,
+    waiting_for_peers: 0,
+    waiting_per_peer: 0,
+    wait: Duration::ZERO,
+};
+
 /// Answers the requests of the port.
 #[derive(Debug)]
 pub(super) struct ExtenderPort {
@@ -71,6 +88,8 @@ pub(super) struct ExtenderPort {
     streams: Option<(StreamScrape, StreamReadiness)>,
     /// Permits for large bodies.
     large: Semaphore,
+    /// The scrapes that wait.
+    scrapes: AnswerQueue,
     counts: ScrapeCounts,
     /// The answers at `/metrics/hami`: 8 MiB for 1,000 nodes.
     hami: SharedAnswers<ExpositionFormat>,
@@ -97,7 +116,7 @@ impl ExtenderPort {
     ) -> ExtenderPort {
         let here = Access::Callers(AllowedHosts::default(), Condition::OnThisMachine(HERE));
         let (proxy, streams, open, large) = (None, None, Access::Everyone, Semaphore::new(LARGE_AT_ONCE));
-        let (counts, hami) = (ScrapeCounts::default(), SharedAnswers::default());
+        let (scrapes, counts, hami) = (AnswerQueue::new(SCRAPES), ScrapeCounts::default(), SharedAnswers::default());
         ExtenderPort {
             verbs,
             leadership,
@@ -107,6 +126,7 @@ impl ExtenderPort {
             proxy,
             streams,
             large,
+            scrapes,
             counts,
             hami,
             open,
@@ -267,7 +287,8 @@ impl ExtenderPort {
         }
     }
 
-    async fn metrics(&self, headers: &HeaderMap) -> Answer {
+    async fn metrics(&self, headers: &HeaderMap, peer: IpAddr) -> Answer {
+        let Some(_turn) = self.scrapes.enter(peer).await else { return self.too_many_scrapes() };
         let scrape = Scrape {
             leads: self.leadership.decides(),
             open_bindings: self.leadership.open_bindings(),
@@ -285,7 +306,8 @@ impl ExtenderPort {
     }
 
     /// The answer at `/metrics/hami`, which all readers share.
-    async fn hami_metrics(&self, headers: &HeaderMap) -> Response<Either<Full<Bytes>, SharedBody>> {
+    async fn hami_metrics(&self, headers: &HeaderMap, peer: IpAddr) -> Response<Either<Full<Bytes>, SharedBody>> {
+        let Some(_turn) = self.scrapes.enter(peer).await else { return self.too_many_scrapes().map(Either::Left) };
         let (format, cluster) = (format(headers), Arc::clone(&self.verbs.cluster));
         let make = move |bytes| {
             let (devices, shares) = cluster.shares();
@@ -300,8 +322,13 @@ impl ExtenderPort {
         answer
     }
 
+    fn too_many_scrapes(&self) -> Answer {
+        self.measures.refused_scrape();
+        text(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes wait for their answer; try again.".to_owned())
+    }
+
     /// The answer to a request that calls no verb.
-    async fn other(&self, request: &Request<Incoming>) -> Answer {
+    async fn other(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
         let path = request.uri().path();
         let known = PATHS.contains(&path);
         if known && !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -312,7 +339,7 @@ impl ExtenderPort {
             "/healthz" => text(StatusCode::OK, "ok".to_owned()),
             "/readyz" => self.readyz(),
             "/leadz" => self.leadz(),
-            "/metrics" => self.metrics(request.headers()).await,
+            "/metrics" => self.metrics(request.headers(), peer).await,
             "/api/v1/decisions" => self.decisions(request.uri()),
             _ => {
                 self.measures.unknown_path();
@@ -357,12 +384,14 @@ impl HttpApplication for ExtenderPort {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, _: Ends) -> Response<Self::Body> {
+    async fn answer(&self, request: Request<Incoming>, Ends { peer, .. }: Ends) -> Response<Self::Body> {
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         match verb_of(&request) {
             Some(verb) => self.verb(verb, request, true).await.map(Either::Left),
-            None if is_read && request.uri().path() == "/metrics/hami" => self.hami_metrics(request.headers()).await,
-            None => self.other(&request).await.map(Either::Left),
+            None if is_read && request.uri().path() == "/metrics/hami" => {
+                self.hami_metrics(request.headers(), peer).await
+            }
+            None => self.other(&request, peer).await.map(Either::Left),
         }
     }
 }

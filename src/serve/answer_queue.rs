@@ -9,7 +9,8 @@
 //!
 //! An address has at most `answers_per_peer` requests in the common queue and in progress together, so a few addresses
 //! cannot fill the queue. The queue always moves on: a client that stops reading is cut after
-//! [`crate::server::ConnectionLimits::busy_write_timeout`].
+//! [`crate::server::ConnectionLimits::busy_write_timeout`]. With queues of length 0, a request that gets no permit is
+//! refused at once.
 
 use crate::server::host;
 use parking_lot::Mutex;
@@ -189,6 +190,25 @@ mod tests {
         assert!(queue.enter(address(2)).await.is_some());
         held.pop();
         assert!(queue.enter(address(1)).await.is_some(), "the address has a free permit again");
+    }
+
+    #[tokio::test]
+    async fn without_queues_a_request_is_refused_at_once() {
+        let queue = AnswerQueue::new(AnswerLimits {
+            answers: 3,
+            answers_per_peer: 2,
+            waiting: 0,
+            waiting_for_peers: 0,
+            waiting_per_peer: 0,
+            wait: Duration::ZERO,
+        });
+        let first = queue.enter(address(1)).await;
+        let _second = queue.enter(address(1)).await;
+        assert!(first.is_some() && queue.enter(address(1)).await.is_none(), "two of one address");
+        let _third = queue.enter(address(2)).await;
+        assert!(queue.enter(address(3)).await.is_none(), "three of all addresses");
+        drop(first);
+        assert!(queue.enter(address(3)).await.is_some());
     }
 
     #[tokio::test]

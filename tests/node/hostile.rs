@@ -7,11 +7,12 @@ use crate::program::BINARY;
 use lab::api_server::{ApiServerFault, FakeApiServer};
 use lab::eventually::eventually;
 use lab::extender::ExtenderProcess;
-use lab::http;
+use lab::http::{self, read_answer};
 use lab::relay::Relay;
 use lab::slow_reader;
 use serde_json::{Value, json};
 use std::ffi::OsString;
+use std::io::{BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -266,8 +267,10 @@ fn clients_that_never_read_a_large_answer_take_little_memory_and_no_lease() {
     let (begun, first, asks) = (renewed(), term(), pod(&server, 1, 3000));
     let mut readers: Vec<TcpStream> = Vec::new();
     let mut most = 0;
-    // Each wave gets a copy of its own, and keeps asking for the rest of it.
+    // Each wave gets a copy of its own, and keeps asking for the rest of it. The copy is made before, because few scrapes
+    // of one address may wait for it.
     for wave in 1..=6 {
+        assert_eq!(extender.get("/metrics/hami").status, 200);
         while readers.len() < wave * 50 {
             readers.push(slow_reader::ask(Ipv4Addr::LOCALHOST, extender.address, "/metrics/hami").unwrap());
         }
@@ -286,6 +289,40 @@ fn clients_that_never_read_a_large_answer_take_little_memory_and_no_lease() {
     eventually("the slow readers to be cut", SOON, || {
         (extender.metric("gpu_steward_extender_connections") < 50).then_some(())
     });
+}
+
+/// A connection whose request waits for the counts of a scrape is not closed for another one.
+#[test]
+fn scrapes_that_wait_keep_neither_a_probe_nor_kube_scheduler_away() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let question = json!({ "Pod": pod(&server, 1, 3000), "Nodes": null, "NodeNames": ["n1"] }).to_string();
+    let head = "POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length:";
+    let call = format!("{head} {}\r\n\r\n{question}", question.len());
+    // kube-scheduler keeps this connection.
+    let mut kept = BufReader::new(TcpStream::connect(extender.address).unwrap());
+    kept.get_ref().set_read_timeout(Some(SOON)).unwrap();
+    let mut filter = || {
+        kept.get_mut().write_all(call.as_bytes()).unwrap();
+        read_answer(&mut kept).unwrap().status
+    };
+    assert_eq!(filter(), 200);
+    // One address opens more connections than the port keeps. Each asks again and again, and the answers have no body that
+    // the client would have to read.
+    let asks = "HEAD /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100);
+    let scrapers = (0..600).filter_map(|_| {
+        let mut scraper = slow_reader::ask(Ipv4Addr::new(127, 0, 0, 2), extender.address, "/healthz").ok()?;
+        // The extender may have closed it already.
+        let _ = scraper.write_all(asks.as_bytes());
+        Some(scraper)
+    });
+    let scrapers: Vec<TcpStream> = scrapers.collect();
+    for _ in 0..20 {
+        assert_eq!((extender.get("/healthz").status, filter()), (200, 200));
+    }
+    let refused = extender.metric("gpu_steward_extender_refused_scrapes_total");
+    assert!(refused > 0 && scrapers.len() > 512, "{refused} of {} clients", scrapers.len());
 }
 
 #[test]
