@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use stream::token_keys::{TokenKeys, TokenRefusal, ends_at};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wire::token::{self, TokenClaims};
@@ -29,6 +30,9 @@ const REFRESH: Duration = Duration::from_secs(10 * 60);
 /// Shortest time between two reads of the keys: a client that sends invalid tokens must not cause a read for each of
 /// them.
 const AGAIN: Duration = Duration::from_secs(10);
+/// Callers that may wait for a read of the keys, which takes up to ten seconds. Each keeps the headers of its request, of
+/// 16 KiB at most, so together they take 4 MiB. Over HTTP/2, one connection could otherwise make 64 of them wait.
+const MOST_WAITING: usize = 256;
 
 /// Upper bound for caching a token check. Real tokens expire within a day; the bound keeps a forged `exp` from
 /// overflowing the clock.
@@ -116,8 +120,10 @@ pub(super) struct Callers {
     keys: RwLock<TokenKeys>,
     /// The account of the extenders.
     own: Mutex<Option<OwnAccount>>,
-    /// When the keys were last requested.
+    /// When the last read of the keys has begun or ended. Locked during a read.
     asked: tokio::sync::Mutex<Option<Instant>>,
+    /// The permits of callers that wait for a read.
+    waiting: Semaphore,
     failures: Mutex<ReadFailures>,
 }
 
@@ -148,7 +154,8 @@ impl Callers {
     ) -> Callers {
         let keys = RwLock::new(TokenKeys { issuer: "".into(), keys: Vec::new() });
         let (own, asked, failures) = (Mutex::new(None), tokio::sync::Mutex::new(None), Mutex::default());
-        Callers { client, audience, agents, token_file, live, keys, own, asked, failures }
+        let waiting = Semaphore::new(MOST_WAITING);
+        Callers { client, audience, agents, token_file, live, keys, own, asked, waiting, failures }
     }
 
     /// Sentences about what is missing before this extender can identify its callers, and other extenders can identify
@@ -177,6 +184,7 @@ impl Callers {
         let text = bearer(headers).ok_or(CallerRefusal::NoToken)?;
         let claims = match self.signed(text) {
             Err(TokenRefusal::UnknownKey) => {
+                let Ok(_permit) = self.waiting.try_acquire() else { return Err(TokenRefusal::UnknownKey.into()) };
                 self.read_keys(AGAIN).await;
                 self.signed(text)?
             }
@@ -238,6 +246,8 @@ impl Callers {
         }
         *asked = Some(Instant::now());
         let (keys, issuer) = tokio::join!(self.client.token_keys(), self.client.token_issuer());
+        // A read without an answer takes longer than `pause`, and those who have waited for it do not begin another one.
+        *asked = Some(Instant::now());
         let read = keys.map_err(|why| why.to_string()).and_then(|keys| {
             let issuer = issuer.map_err(|why| why.to_string())?;
             let keys = token::decode_keys(&keys).map_err(|why| why.to_string())?;
@@ -303,7 +313,43 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use apiserver::ApiConnection;
+    use hyper::header::HeaderValue;
+    use hyper::{Request, Response};
     use std::net::{Ipv4Addr, SocketAddr};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_with_an_unknown_key_wait_for_one_read_and_those_beyond_the_bound_are_refused_at_once() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
+        // An API server that never answers.
+        let service = tower::service_fn(move |_: Request<kube::client::Body>| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<Result<Response<kube::client::Body>, std::io::Error>>()
+        });
+        let connection = ApiConnection::of(kube::Client::new(service, "default"), "test".into(), "test".into());
+        let account = ("gpu-steward".to_owned(), Vec::new());
+        let callers = Arc::new(Callers::new(ApiClient::new(connection), account, None, Arc::default()));
+        // {"alg":"ES256","kid":"x"}, and {"iss":"i","aud":"a","exp":1,"sub":"system:serviceaccount:control:x"}.
+        let token = "Bearer eyJhbGciOiJFUzI1NiIsImtpZCI6IngifQ.\
+            eyJpc3MiOiJpIiwiYXVkIjoiYSIsImV4cCI6MSwic3ViIjoic3lzdGVtOnNlcnZpY2VhY2NvdW50OmNvbnRyb2w6eCJ9.AA";
+        let headers = HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(token))]);
+        let begun = Instant::now();
+        let check = |_| {
+            let (callers, headers) = (Arc::clone(&callers), headers.clone());
+            tokio::spawn(async move { (callers.check(&headers).await, begun.elapsed()) })
+        };
+        let checks: Vec<_> = (0..MOST_WAITING + 10).map(check).collect();
+        let mut at_once = 0;
+        for check in checks {
+            let (checked, after) = check.await.unwrap();
+            assert_eq!(checked, Err(CallerRefusal::Token(TokenRefusal::UnknownKey)));
+            at_once += usize::from(after.is_zero());
+        }
+        // One read has two requests: for the keys and for their issuer.
+        assert_eq!((at_once, requests.load(Ordering::Relaxed)), (10, 2));
+    }
 
     #[test]
     fn the_pods_of_agents_and_of_extenders_are_kept() {
