@@ -61,3 +61,5 @@ pub use survey::StateAccess;
 mod tests;
 #[cfg(test)]
 mod burst;
+#[cfg(test)]
+mod interleavings;
