@@ -186,6 +186,14 @@ impl LockedCluster {
         {
             bound.gpu_pod.take_if(|pod| !matches!(pod.claim, PodClaim::Given(_)));
         }
+        if planted(PlantedMistake::PlainPodIsUnknown) {
+            bound.take_if(|bound| bound.gpu_pod.is_none());
+        }
+        if planted(PlantedMistake::HashIgnored)
+            && let Some(bound) = &mut bound
+        {
+            bound.hash = None;
+        }
         (bound, claim_origin::of(pod, &self.lease))
     }
 
@@ -345,7 +353,12 @@ impl LockedCluster {
         nominated: Option<&NodeName>,
         nodes: &[(&str, &[PodUid])],
     ) -> PreemptVerdict {
-        self.cluster.lock().preempt(request, nominated, nodes, clock::monotonic())
+        match self.cluster.lock().preempt(request, nominated, nodes, clock::monotonic()) {
+            PreemptVerdict::Offers(_) if planted(PlantedMistake::EvictionsAlwaysHelp) => {
+                PreemptVerdict::Offers((0..nodes.len()).collect())
+            }
+            verdict => verdict,
+        }
     }
 
     /// Chooses the devices of a pod and reserves them. Returns also the request for which they were chosen; `None` where they

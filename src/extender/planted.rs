@@ -54,12 +54,22 @@ pub(super) enum PlantedMistake {
     NoListIsEmpty,
     /// An extender that no longer leads keeps what agents have reported to it.
     ReportsOutliveTerm,
+    /// Pods are evicted although that makes no room.
+    EvictionsAlwaysHelp,
+    /// A bind takes the GPUs that the filter has proposed, whatever was claimed since.
+    BindTrustsFilter,
+    /// Pods that request no GPU are not taken over, so nothing explains their processes.
+    PlainPodIsUnknown,
+    /// A static pod is known by the UID of its mirror only.
+    HashIgnored,
+    /// A node that was closed by a claim that could not be read stays closed once the claim can be read.
+    ReadableClaimStaysUnknown,
 }
 
 #[cfg(test)]
 impl PlantedMistake {
     /// All of them.
-    pub(super) const ALL: [PlantedMistake; 21] = [
+    pub(super) const ALL: [PlantedMistake; 26] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,
         PlantedMistake::WrittenMarkIsSeen,
@@ -81,6 +91,11 @@ impl PlantedMistake {
         PlantedMistake::ProcessesIgnored,
         PlantedMistake::NoListIsEmpty,
         PlantedMistake::ReportsOutliveTerm,
+        PlantedMistake::EvictionsAlwaysHelp,
+        PlantedMistake::BindTrustsFilter,
+        PlantedMistake::PlainPodIsUnknown,
+        PlantedMistake::HashIgnored,
+        PlantedMistake::ReadableClaimStaysUnknown,
     ];
 }
 
@@ -97,6 +112,8 @@ pub(super) fn plant(mistake: Option<PlantedMistake>) {
     decide::cluster::planted::plant(match mistake {
         Some(PlantedMistake::LostAnswerIsRefusal) => Some(InBindings::LostAnswerIsRefusal),
         Some(PlantedMistake::UnboundReadIsEvidence) => Some(InBindings::UnboundReadIsEvidence),
+        Some(PlantedMistake::BindTrustsFilter) => Some(InBindings::BindTrustsFilter),
+        Some(PlantedMistake::ReadableClaimStaysUnknown) => Some(InBindings::ReadableClaimStaysUnknown),
         _ => None,
     });
 }

@@ -27,6 +27,7 @@ mod agent_report;
 mod stream_checks;
 mod reporter;
 mod kube_scheduler;
+mod preemption;
 mod invariants;
 mod settled;
 mod trouble;
@@ -49,8 +50,8 @@ const ROUNDS: u64 = 2;
 
 /// The least number of steps in which new seeds must break nothing. Two free cores take about 30 million in two minutes.
 const STEPS: u64 = 10_000_000;
-/// The largest number of steps in which a planted mistake must be found. Most are found within a million; the rarest takes
-/// about six million on average, so that chance alone misses it in one of ten million runs.
+/// The largest number of steps in which a planted mistake must be found. Most are found within a million; the rarest took
+/// sixteen million in one run.
 const STEPS_TO_A_MISTAKE: u64 = 100_000_000;
 
 /// A completed run: the number of its steps, and the hash of all of them.
@@ -176,7 +177,8 @@ fn new_seeds_break_nothing() {
 #[ignore = "takes minutes of simulation: tests/run --long simulate"]
 fn each_planted_mistake_is_found() {
     let mut missed = Vec::new();
-    for mistake in PlantedMistake::ALL {
+    // The newest ones first: they are found least reliably.
+    for mistake in PlantedMistake::ALL.into_iter().rev() {
         let first = new_seed();
         match search(first, Some(mistake), &|events| events >= STEPS_TO_A_MISTAKE) {
             Ok(events) => missed.push(format!("{mistake:?}: {events} steps from seed {first} on break nothing")),

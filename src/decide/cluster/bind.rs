@@ -3,6 +3,7 @@
 
 use super::closed::ClosedReason;
 use super::filter::gpu_pod;
+use super::planted::devices_of_bind;
 use super::state::{ClusterState, PodLocation};
 use crate::ledger::ClaimState;
 use crate::placement::{CountedClaims, NodeRefusal, place};
@@ -99,8 +100,11 @@ impl ClusterState {
         }
         // The first try leaves room for the pods that are expected here. Where that fails, the second try ignores them.
         let own = node.take_proposal(uid);
-        let placed = place(&request, node.devices(), &self.rules.placement, CountedClaims::ClaimsAndProposals)
-            .or_else(|_| place(&request, node.devices(), &self.rules.placement, CountedClaims::Claims));
+        let placed = {
+            let devices = devices_of_bind(node.devices(), own.as_deref());
+            place(&request, &devices, &self.rules.placement, CountedClaims::ClaimsAndProposals)
+                .or_else(|_| place(&request, &devices, &self.rules.placement, CountedClaims::Claims))
+        };
         let placement = match placed {
             Ok(placement) => placement,
             Err(why) => {

@@ -3,6 +3,11 @@
 //!
 //! What must never happen here: a mistake in a program that is not a test.
 
+use crate::ledger::DeviceDemand;
+use crate::placement::PlacementNode;
+use model::id::GpuUuid;
+use std::borrow::Cow;
+
 #[cfg(all(feature = "simulation", not(debug_assertions)))]
 compile_error!("mistakes are planted by tests only: a release build must not have the feature `simulation`");
 
@@ -14,6 +19,10 @@ pub enum PlantedMistake {
     /// A pod that is read without a node counts as never bound, although it still has the version that a write without an
     /// answer names.
     UnboundReadIsEvidence,
+    /// A bind takes the GPUs that the filter has proposed, whatever was claimed since.
+    BindTrustsFilter,
+    /// A node that was closed by a claim that could not be read stays closed once the claim can be read.
+    ReadableClaimStaysUnknown,
 }
 
 #[cfg(feature = "simulation")]
@@ -37,4 +46,19 @@ pub(super) fn planted(mistake: PlantedMistake) -> bool {
 #[cfg(not(feature = "simulation"))]
 pub(super) const fn planted(_: PlantedMistake) -> bool {
     false
+}
+
+/// The devices among which a bind chooses. With the mistake [`PlantedMistake::BindTrustsFilter`] they are those of the pod's
+/// proposal, as if nothing was claimed of them.
+pub(super) fn devices_of_bind<'a>(
+    devices: &'a PlacementNode,
+    proposal: Option<&[(GpuUuid, DeviceDemand)]>,
+) -> Cow<'a, PlacementNode> {
+    let Some(proposal) = proposal.filter(|_| planted(PlantedMistake::BindTrustsFilter)) else {
+        return Cow::Borrowed(devices);
+    };
+    let mut devices = PlacementNode { devices: devices.devices.clone(), links: Box::default() };
+    devices.devices.retain(|device| proposal.iter().any(|(proposed, _)| *proposed == device.uuid));
+    devices.devices.iter_mut().for_each(|device| device.claimed = DeviceDemand::default());
+    Cow::Owned(devices)
 }

@@ -2,6 +2,7 @@
 
 use super::closed::UnknownClaim;
 use super::node::NodeClaims;
+use super::planted::{PlantedMistake, planted};
 use super::state::{ClusterState, PodLocation};
 use super::version::CountedVersion;
 use crate::ledger::ClaimState;
@@ -65,7 +66,9 @@ impl ClusterState {
         match &pod.claim {
             PodClaim::Given(claim) => {
                 node.static_pod_is(uid, bound.hash.as_ref());
-                node.claim_is_known(uid);
+                if !planted(PlantedMistake::ReadableClaimStaysUnknown) {
+                    node.claim_is_known(uid);
+                }
                 let state = if pod.started { ClaimState::Started } else { ClaimState::Bound };
                 node.claim(pod, state, claim);
             }

@@ -19,7 +19,7 @@ impl Machine {
     pub(super) fn processes(&mut self, now: u64) -> BTreeMap<PodUid, Vec<GpuUuid>> {
         self.lingering.retain(|_, (_, until)| *until > now);
         let running = self.admitted.iter().filter(|(_, one)| one.runs());
-        let running = running.map(|(uid, one)| (uid, one.holds.keys().cloned().collect::<Vec<_>>()));
+        let running = running.map(|(uid, one)| (uid, one.gpus()));
         let lingering = self.lingering.iter().map(|(uid, (gpus, _))| (uid, gpus.clone()));
         lingering.chain(running).filter(|(_, gpus)| !gpus.is_empty()).map(|(uid, gpus)| (uid.clone(), gpus)).collect()
     }

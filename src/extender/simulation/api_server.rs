@@ -36,6 +36,8 @@ pub(super) struct Flight {
     pub(super) request: Outgoing,
     pub(super) fate: Fate,
     pub(super) reply: Option<Reply>,
+    /// When its connection died silently, if it has.
+    pub(super) died: Option<u64>,
 }
 
 /// What a server answers.
@@ -57,6 +59,15 @@ pub(super) struct Watch {
     sender: PiecesSender,
     /// When it ends by itself.
     pub(super) ends: u64,
+    /// When its connection died silently, if it has.
+    pub(super) died: Option<u64>,
+}
+
+impl Watch {
+    /// Whether the client has given it up.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.sender.is_closed()
+    }
 }
 
 /// A binding that was carried out.
@@ -71,6 +82,8 @@ pub(super) struct Bound {
 pub(super) struct ApiServers {
     pub(super) etcd: Etcd,
     pub(super) etcd_snapshots: Vec<Snapshot>,
+    /// Objects that nobody may write, with the code of the refusal: by RBAC, a webhook or an admission policy.
+    pub(super) forbidden: BTreeMap<String, u16>,
     caches: [[Cache; 2]; SERVERS],
     pub(super) watches: BTreeMap<u64, Watch>,
     watched: u64,
@@ -114,6 +127,10 @@ impl ApiServers {
     pub(super) fn carry_out(&mut self, flight: &Flight, at: u64, random: &mut Random, weather: &Weather) -> Reply {
         let Outgoing { method, path, query, body, .. } = &flight.request;
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        let forbidden = path.iter().find_map(|name| self.forbidden.get(*name));
+        if let Some(code) = forbidden.filter(|_| method != Method::GET) {
+            return refusal(*code, "admission webhook denied the request");
+        }
         match (method, path.as_slice()) {
             (&Method::GET, ["api", "v1", kind @ ("pods" | "nodes")]) => {
                 let kind = if *kind == "pods" { Kind::Pods } else { Kind::Nodes };
@@ -187,6 +204,9 @@ impl ApiServers {
         if let Some(node) = &pod.node {
             return refusal(409, &format!("pod is already assigned to node {node}"));
         }
+        if pod.gated {
+            return refusal(409, "pod has non-empty .spec.schedulingGates");
+        }
         let mut pod = SimPod::clone(pod);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         pod.node = Some(text(&binding["target"]["name"]));
@@ -197,6 +217,12 @@ impl ApiServers {
         self.etcd.put_pod(pod.clone());
         self.bound = Some(Bound { pod: Arc::new(pod), version: self.etcd.version, epoch });
         Reply::Whole(201, r#"{"kind":"Status","status":"Success","code":201}"#.to_owned())
+    }
+
+    /// kube-scheduler itself binds a pod.
+    pub(super) fn bind_by_scheduler(&mut self, name: &str, uid: &str, node: &str) {
+        self.bind(name, &json!({ "metadata": { "uid": uid }, "target": { "name": node } }));
+        self.bound = None;
     }
 
     /// Carries out a merge patch of a pod's annotations. One that changes nothing makes no new version.
@@ -272,6 +298,7 @@ impl ApiServers {
             unsent: Vec::new(),
             sender,
             ends: at + number("timeoutSeconds") * 1_000_000_000,
+            died: flight.died,
         };
         if version < self.etcd.compacted {
             let gone = json!({ "kind": "Status", "code": 410, "message": "too old resource version" });
@@ -322,9 +349,20 @@ impl ApiServers {
 
     /// Ends a watch, in order or with a broken connection.
     pub(super) fn end_watch(&mut self, number: u64, broken: bool) {
+        // The end does not arrive.
+        if self.watches.get(&number).is_some_and(|watch| watch.died.is_some()) {
+            return;
+        }
         let Some(watch) = self.watches.remove(&number) else { return };
         if broken {
             let _ = watch.sender.send(Err(io::Error::other("connection reset by peer")));
+        }
+    }
+
+    /// The connections of a process die silently.
+    pub(super) fn watches_die(&mut self, process: u64, at: u64) {
+        for watch in self.watches.values_mut().filter(|watch| watch.process == process) {
+            watch.died.get_or_insert(at);
         }
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a container starts | the claims of started pods are not more than a GPU has |
 //! | a binding is carried out | the claims of bound pods are not more than a GPU has, unless another term's leader has written beside this one |
-//! | a binding is sent | the sender leads by its own clock; its older writes for the pod that can still be carried out say the same |
+//! | a binding is sent | the sender leads by its own clock; its older writes for the pod that can still be carried out say the same; only a pod that requests no GPU has no claim |
 //! | an extender begins to decide | it knows every claim that was written before it won, and its epoch is larger than theirs |
 //! | kube-scheduler hears "bound" | the API server has bound the pod so |
 //! | everything has settled | see `settled.rs` |
@@ -117,7 +117,9 @@ impl Invariants {
                 Err(format!("extender-{number} decides and has never held the Lease"))
             };
         };
-        for pod in etcd.pods().filter(|pod| !pod.ended() && pod.claim().is_some()) {
+        // A claim that was put back by hand later need not be known.
+        let at = self.won_at.get(&won).copied().unwrap_or(0);
+        for pod in etcd.pods().filter(|pod| !pod.ended() && pod.claim().is_some() && pod.tampered < at.max(1)) {
             let Some(written) = self.bound.get(&pod.uid).filter(|written| written.version <= won) else { continue };
             let known = process.believes(|cluster| cluster.claim_of(&pod.uid).map(|(node, _)| node.to_string()));
             if known.as_deref() != Some(&written.node) {
@@ -130,14 +132,15 @@ impl Invariants {
         Ok(())
     }
 
-    /// A process sends a binding, which has this number. `arrives`: it will be carried out. Returns the pod and the node.
+    /// A process sends a binding, which has this number. `arrives`: it will be carried out. Returns the pod and the node, if the
+    /// pod gets GPUs.
     pub(super) fn sends(
         &mut self,
         (process, number): (u64, u64),
         request: &Outgoing,
         arrives: bool,
         etcd: &Etcd,
-    ) -> Result<(PodUid, String), String> {
+    ) -> Result<Option<(PodUid, String)>, String> {
         let (uid, body) = (binding_of(request)?, &request.body);
         let annotation = |key: &str| body["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
         if self.over.get(&process).is_none_or(|looks| *looks > GRACE) {
@@ -145,7 +148,17 @@ impl Invariants {
         }
         let order = (body["target"]["name"].as_str().unwrap_or_default().to_owned(), annotation(ALLOCATED));
         let version = body["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
+        if version.is_empty() {
+            return Err(format!("extender-{process} writes {order:?} for {uid} in any version"));
+        }
         let stored = etcd.objects(Kind::Pods).values().find(|stored| stored.pod().uid == uid);
+        if order.1.is_empty() {
+            // It is placed again after a lost answer, and the API server binds it once.
+            return match stored.map_or(0, |stored| stored.pod().slots()) {
+                0 => Ok(None),
+                _ => Err(format!("extender-{process} binds {uid} without a claim")),
+            };
+        }
         let bound = self.bound.get(&uid).map(|written| written.number);
         // It was carried out, or may be: the API server refuses a write for another version than the pod has.
         let open = |(number, sent): &(&u64, &SentOrder)| {
@@ -155,16 +168,13 @@ impl Invariants {
         if let Some((_, before)) = before.iter().filter(open).find(|(_, before)| before.order != order) {
             return Err(format!("extender-{process} has written {before:?} for {uid} and now writes {order:?}"));
         }
-        if version.is_empty() {
-            return Err(format!("extender-{process} writes {order:?} for {uid} in any version"));
-        }
         let node = order.0.clone();
         if arrives {
             before.insert(number, SentOrder { order, version });
             self.sent
                 .insert(number, self.terms.iter().rev().find(|(one, _)| *one == process).map_or(0, |(_, won)| *won));
         }
-        annotation(EPOCH).parse::<u64>().map(|_| (uid, node)).map_err(|_| "a binding without an epoch".to_owned())
+        annotation(EPOCH).parse::<u64>().map(|_| Some((uid, node))).map_err(|_| "a binding without an epoch".to_owned())
     }
 
     /// The API server has refused this binding.
@@ -203,9 +213,9 @@ impl Invariants {
         // Only pods that were there a while before the process won.
         let unknown = |pod: &&Arc<SimPod>| {
             let here = pod.node == bound.pod.node && !pod.ended() && pod.slots() > 0;
-            here && pod.claim().is_none() && (pod.created + 2) * SECOND < *won
+            here && pod.claim().is_none() && pod.tampered.max(pod.created * SECOND) + 2 * SECOND < *won
         };
-        match etcd.pods().filter(unknown).find(|pod| !streams.knows_refusal(process, &pod.uid)) {
+        match etcd.pods().filter(unknown).find(|pod| !streams.knows_refusal(process, pod)) {
             None => Ok(()),
             Some(pod) => Err(format!(
                 "extender-{process} binds {} to {}, where {} holds GPUs and nobody knows which",
@@ -227,6 +237,9 @@ impl Invariants {
         let node = bound.pod.node.clone().unwrap_or_default();
         let written = Written { process, number, version: bound.version, epoch: bound.epoch, node: node.clone() };
         self.bound.insert(bound.pod.uid.clone(), written);
+        if bound.pod.slots() == 0 {
+            return Ok(());
+        }
         let sent = self.sent.get(&number).copied().unwrap_or(0);
         self.epoch_is_new(process, sent, bound, etcd)?;
         let Some(claim) = bound.pod.claim() else {

@@ -1,6 +1,14 @@
-//! The simulated kube-scheduler: one pod at a time through filter and prioritize, then a bind beside the next pod, with the
+//! The simulated kube-scheduler: one pod at a time through filter and prioritize, then a bind beside the next pods, with the
 //! timeouts of the printed configuration. It counts `nvidia.com/gpu` itself, with a cache of pods that it expects to be
 //! bound. A restart forgets that cache and every question.
+//!
+//! ```text
+//!   filter, one likely node ──▶ filter, all nodes ──▶ prioritize ──▶ Permit: held, maybe refused ──▶ bind
+//!                                      └─ no node fits ──▶ preempt ──▶ victims are deleted
+//! ```
+//!
+//! A pod has a likely node after an eviction there, or where kube-scheduler has just found that node for a pod like it. While a
+//! Permit plugin holds pods, others are filtered; a plugin for gangs lets several pods go on at the same moment.
 
 use super::super::measures::Verb;
 use super::api_server::ApiServers;
@@ -9,20 +17,23 @@ use super::machine::Machine;
 use super::object::{NAMESPACE, SimPod};
 use super::process::{Answers, VerbAnswer};
 use super::random::Random;
-use super::weather::SECOND;
+use super::weather::{SECOND, Weather};
 use model::id::PodUid;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// `httpTimeout` of the printed configuration.
 const TIMEOUT: u64 = 5 * SECOND;
 
+/// Permit plugins of gangs let pods go on at multiples of this time.
+const GATE: u64 = 2 * SECOND;
+
 /// A pod without a node.
 #[derive(Clone, Debug)]
-struct QueuedPod {
-    pod: Arc<SimPod>,
-    text: String,
+pub(super) struct QueuedPod {
+    pub(super) pod: Arc<SimPod>,
+    pub(super) text: String,
     not_before: u64,
     pause: u64,
 }
@@ -33,8 +44,29 @@ struct Cycle {
     uid: PodUid,
     question: u64,
     until: u64,
-    /// The nodes that the filter answered, once it has.
-    fit: Option<Vec<String>>,
+    asks: CycleQuestion,
+}
+
+/// What is asked about a pod that is being placed.
+#[derive(Clone, Debug)]
+pub(super) enum CycleQuestion {
+    /// The filter, for one node. Where it does not fit, the filter is asked for all.
+    Likely,
+    /// The filter, for all nodes.
+    Filter,
+    /// The scores of these nodes, which fit.
+    Prioritize(Vec<String>),
+    /// Which evictions make room.
+    Preempt,
+}
+
+/// A pod that a Permit plugin holds.
+#[derive(Clone, Debug)]
+struct HeldPod {
+    node: String,
+    until: u64,
+    /// Whether it goes on then.
+    goes_on: bool,
 }
 
 /// A bind under way.
@@ -59,6 +91,18 @@ pub(super) enum Asked {
     Question(Question),
     /// An extender has said that this pod is bound to this node.
     Bound(PodUid, String),
+    /// A pod is bound to this node without the extender.
+    Binds {
+        uid: PodUid,
+        name: String,
+        node: String,
+    },
+    /// Pods are evicted to make room for this one on this node; without a node nothing makes room for it.
+    Preempts {
+        uid: PodUid,
+        node: Option<String>,
+        victims: Vec<PodUid>,
+    },
 }
 
 /// kube-scheduler.
@@ -66,11 +110,13 @@ pub(super) enum Asked {
 pub(super) struct KubeScheduler {
     version: u64,
     listed: bool,
-    queue: BTreeMap<PodUid, QueuedPod>,
-    /// The node and the slots of each pod that is bound.
-    bound: BTreeMap<PodUid, (String, u64)>,
+    pub(super) queue: BTreeMap<PodUid, QueuedPod>,
+    /// The pods that are bound and have not ended.
+    pub(super) bound: BTreeMap<PodUid, Arc<SimPod>>,
+    /// The node and the slots of each pod that it expects to be bound.
     assumed: BTreeMap<PodUid, (String, u64)>,
     cycle: Option<Cycle>,
+    held: BTreeMap<PodUid, HeldPod>,
     binds: BTreeMap<u64, OpenBind>,
     pub(super) answers: Answers,
     questions: u64,
@@ -90,15 +136,22 @@ impl KubeScheduler {
         at: u64,
         api: &ApiServers,
         machines: &[Machine],
+        weather: &Weather,
         random: &mut Random,
     ) -> Option<Asked> {
         self.watch(api, random);
         let answered = self.answers.lock().pop();
-        if let Some(answered) = answered {
-            return self.answered(answered, at, machines, random);
+        if let Some((number, answer)) = answered {
+            return match self.binds.remove(&number) {
+                Some(bind) => self.bind_answered(bind, &answer, at),
+                None => self.cycle_answered((number, answer), at, machines, (weather, random)),
+            };
         }
         self.give_up(at);
-        if self.cycle.is_none() { self.begin(at, machines, random) } else { None }
+        if let Some(due) = self.held.iter().find(|(_, held)| held.until <= at).map(|(uid, _)| uid.clone()) {
+            return self.leaves_permit(due, at);
+        }
+        if self.cycle.is_none() { self.begin(at, machines, (weather, random)) } else { None }
     }
 
     fn watch(&mut self, api: &ApiServers, random: &mut Random) {
@@ -118,6 +171,7 @@ impl KubeScheduler {
                 self.queue.remove(&pod.uid);
                 self.bound.remove(&pod.uid);
                 self.assumed.remove(&pod.uid);
+                self.held.remove(&pod.uid);
             } else {
                 self.pod_is(pod, &change.object.text);
             }
@@ -127,16 +181,17 @@ impl KubeScheduler {
 
     fn pod_is(&mut self, pod: &Arc<SimPod>, text: &str) {
         match &pod.node {
-            Some(node) => {
+            Some(_) => {
                 self.queue.remove(&pod.uid);
                 self.assumed.remove(&pod.uid);
+                self.held.remove(&pod.uid);
                 if pod.ended() {
                     self.bound.remove(&pod.uid);
                 } else {
-                    self.bound.insert(pod.uid.clone(), (node.clone(), pod.slots()));
+                    self.bound.insert(pod.uid.clone(), Arc::clone(pod));
                 }
             }
-            None if pod.deleted => drop(self.queue.remove(&pod.uid)),
+            None if pod.deleted || pod.gated => drop(self.queue.remove(&pod.uid)),
             None => {
                 self.bound.remove(&pod.uid);
                 let entry = self.queue.entry(pod.uid.clone()).or_insert_with(|| QueuedPod {
@@ -150,86 +205,160 @@ impl KubeScheduler {
         }
     }
 
-    fn begin(&mut self, at: u64, machines: &[Machine], random: &mut Random) -> Option<Asked> {
+    fn begin(&mut self, at: u64, machines: &[Machine], (weather, random): (&Weather, &mut Random)) -> Option<Asked> {
         let ready = |(uid, one): &(&PodUid, &QueuedPod)| one.not_before <= at && !self.assumed.contains_key(*uid);
         let ready: Vec<&PodUid> = self.queue.iter().filter(ready).map(|(uid, _)| uid).collect();
         let uid = (*ready.get(random.place(ready.len()))?).clone();
-        let one = self.queue.get(&uid)?;
-        let nodes: Vec<&str> =
-            machines.iter().filter(|node| self.fits(node, one.pod.slots())).map(|node| &*node.name).collect();
+        let nodes = self.fitting(&uid, machines);
         if nodes.is_empty() {
-            self.later(&uid, at);
-            return None;
+            return self.preempt(&uid, &BTreeSet::new(), at, machines, random);
         }
-        let body = format!(r#"{{"Pod":{},"Nodes":null,"NodeNames":{}}}"#, one.text, json!(nodes));
+        let pod = Arc::clone(&self.queue.get(&uid)?.pod);
+        if !pod.is_managed() {
+            self.later(&uid, at);
+            let (name, node) = (pod.name.clone(), nodes[random.place(nodes.len())].clone());
+            return Some(Asked::Binds { uid, name, node });
+        }
+        let nominated = pod.nominated.clone();
+        let likely = nominated.filter(|node| nodes.contains(node));
+        let likely =
+            likely.or_else(|| Some(nodes[random.place(nodes.len())].clone()).filter(|_| random.chance(weather.hints)));
+        match likely {
+            Some(node) => self.ask(&uid, Verb::Filter, &[node], CycleQuestion::Likely, at),
+            None => self.ask(&uid, Verb::Filter, &nodes, CycleQuestion::Filter, at),
+        }
+    }
+
+    /// The machines that have enough slots for a pod.
+    fn fitting(&self, uid: &PodUid, machines: &[Machine]) -> Vec<String> {
+        let Some(one) = self.queue.get(uid) else { return Vec::new() };
+        let fits = |machine: &&Machine| self.fits(machine, &one.pod, &[]);
+        machines.iter().filter(fits).map(|machine| machine.name.clone()).collect()
+    }
+
+    /// Asks about these nodes.
+    fn ask(&mut self, uid: &PodUid, verb: Verb, nodes: &[String], asks: CycleQuestion, at: u64) -> Option<Asked> {
+        let body = format!(r#"{{"Pod":{},"Nodes":null,"NodeNames":{}}}"#, self.queue.get(uid)?.text, json!(nodes));
+        Some(self.asked(uid, verb, body, asks, at))
+    }
+
+    /// A question about the pod that is being placed.
+    pub(super) fn asked(&mut self, uid: &PodUid, verb: Verb, body: String, asks: CycleQuestion, at: u64) -> Asked {
         let number = self.number();
-        self.cycle = Some(Cycle { uid, question: number, until: at + TIMEOUT, fit: None });
-        Some(Asked::Question(Question { number, verb: Verb::Filter, body }))
+        self.cycle = Some(Cycle { uid: uid.clone(), question: number, until: at + TIMEOUT, asks });
+        Asked::Question(Question { number, verb, body })
     }
 
-    fn fits(&self, machine: &Machine, slots: u64) -> bool {
-        let there = |held: &BTreeMap<PodUid, (String, u64)>| {
-            held.values().filter(|(node, _)| *node == machine.name).map(|(_, slots)| slots).sum::<u64>()
-        };
-        there(&self.bound) + there(&self.assumed) + slots <= machine.allocatable()
+    /// Whether a machine has enough slots for a pod once these pods are gone from it. Pods for which room was made there count,
+    /// where their priority is not lower.
+    pub(super) fn fits(&self, machine: &Machine, pod: &SimPod, gone: &[PodUid]) -> bool {
+        let here = |node: Option<&String>| node == Some(&machine.name);
+        let bound = self.bound.iter().filter(|(uid, one)| here(one.node.as_ref()) && !gone.contains(uid));
+        let bound: u64 = bound.map(|(_, one)| one.slots()).sum();
+        let assumed: u64 = self.assumed.values().filter(|(node, _)| here(Some(node))).map(|(_, slots)| slots).sum();
+        let nominated = self.queue.values().map(|one| &one.pod).filter(|one| {
+            let other = one.uid != pod.uid && !self.assumed.contains_key(&one.uid);
+            other && one.priority >= pod.priority && here(one.nominated.as_ref())
+        });
+        let nominated: u64 = nominated.map(|one| one.slots()).sum();
+        machine.up && bound + assumed + nominated + pod.slots() <= machine.allocatable()
     }
 
-    fn answered(
+    fn bind_answered(&mut self, bind: OpenBind, answer: &VerbAnswer, at: u64) -> Option<Asked> {
+        let OpenBind { uid, node, .. } = bind;
+        let done = answer.as_ref().is_ok_and(|text| parsed(text)["Error"].as_str().unwrap_or_default().is_empty());
+        if done {
+            return Some(Asked::Bound(uid, node));
+        }
+        if answer.is_err() {
+            self.asks += 1;
+        }
+        self.assumed.remove(&uid);
+        self.later(&uid, at);
+        None
+    }
+
+    fn cycle_answered(
         &mut self,
         (number, answer): (u64, VerbAnswer),
         at: u64,
         machines: &[Machine],
-        random: &mut Random,
+        (weather, random): (&Weather, &mut Random),
     ) -> Option<Asked> {
-        if let Some(OpenBind { uid, node, .. }) = self.binds.remove(&number) {
-            let done = answer.as_ref().is_ok_and(|text| parsed(text)["Error"].as_str().unwrap_or_default().is_empty());
-            if done {
-                return Some(Asked::Bound(uid, node));
-            }
-            if answer.is_err() {
-                self.asks += 1;
-            }
-            self.assumed.remove(&uid);
-            self.later(&uid, at);
-            return None;
-        }
-        let cycle = self.cycle.take_if(|cycle| cycle.question == number)?;
+        let Cycle { uid, asks, .. } = self.cycle.take_if(|cycle| cycle.question == number)?;
         let Ok(text) = answer else {
             // It does not lead, or has just won.
             self.asks += 1;
-            self.later(&cycle.uid, at);
+            self.later(&uid, at);
             return None;
         };
-        let one = self.queue.get(&cycle.uid).cloned()?;
-        let Some(fit) = cycle.fit else {
-            let fit: Vec<String> = serde_json::from_value(parsed(&text)["NodeNames"].take()).unwrap_or_default();
-            if fit.is_empty() {
-                self.later(&cycle.uid, at);
-                return None;
+        let answer = parsed(&text);
+        match asks {
+            CycleQuestion::Likely | CycleQuestion::Filter => {
+                let fit: Vec<String> = serde_json::from_value(answer["NodeNames"].clone()).unwrap_or_default();
+                match (fit.as_slice(), asks) {
+                    ([], CycleQuestion::Likely) => {
+                        let nodes = self.fitting(&uid, machines);
+                        self.ask(&uid, Verb::Filter, &nodes, CycleQuestion::Filter, at)
+                    }
+                    ([], _) => {
+                        let unresolvable = answer["FailedAndUnresolvableNodes"].as_object().into_iter().flatten();
+                        let unresolvable = unresolvable.map(|(node, _)| node.clone()).collect();
+                        self.preempt(&uid, &unresolvable, at, machines, random)
+                    }
+                    // One node needs no scores.
+                    ([node], _) => self.is_placed(&uid, node, at, machines, (weather, random)),
+                    _ => self.ask(&uid, Verb::Prioritize, &fit, CycleQuestion::Prioritize(fit.clone()), at),
+                }
             }
-            let body = format!(r#"{{"Pod":{},"Nodes":null,"NodeNames":{}}}"#, one.text, json!(fit));
-            let number = self.number();
-            self.cycle = Some(Cycle { question: number, until: at + TIMEOUT, fit: Some(fit), ..cycle });
-            return Some(Asked::Question(Question { number, verb: Verb::Prioritize, body }));
-        };
-        let scores = parsed(&text);
-        let score = |node: &str| {
-            let all = scores.as_array().into_iter().flatten();
-            all.filter(|one| one["Host"] == node).filter_map(|one| one["Score"].as_i64()).next().unwrap_or(0)
-        };
-        let best = fit.iter().map(|node| score(node)).max().unwrap_or(0);
-        let best: Vec<&String> = fit.iter().filter(|node| score(node) == best).collect();
-        let node = best[random.place(best.len())].clone();
-        if !machines.iter().any(|machine| machine.name == node && self.fits(machine, one.pod.slots())) {
-            self.later(&cycle.uid, at);
+            CycleQuestion::Prioritize(fit) => {
+                let node = best(&fit, &answer, random).clone();
+                self.is_placed(&uid, &node, at, machines, (weather, random))
+            }
+            CycleQuestion::Preempt => self.preempts(uid, &answer, at, random),
+        }
+    }
+
+    /// A node is chosen for a pod. It is bound, or a Permit plugin holds it before.
+    fn is_placed(
+        &mut self,
+        uid: &PodUid,
+        node: &str,
+        at: u64,
+        machines: &[Machine],
+        (weather, random): (&Weather, &mut Random),
+    ) -> Option<Asked> {
+        let pod = Arc::clone(&self.queue.get(uid)?.pod);
+        if !machines.iter().any(|machine| machine.name == node && self.fits(machine, &pod, &[])) {
+            self.later(uid, at);
             return None;
         }
-        let (uid, number) = (cycle.uid, self.number());
-        self.assumed.insert(uid.clone(), (node.clone(), one.pod.slots()));
-        let body = json!({
-            "PodName": one.pod.name, "PodNamespace": NAMESPACE, "PodUID": uid.as_str(), "Node": node,
-        });
-        self.binds.insert(number, OpenBind { uid, node, until: at + TIMEOUT });
+        self.assumed.insert(uid.clone(), (node.to_owned(), pod.slots()));
+        if random.chance(weather.permits) {
+            let until = (at / GATE + random.between(1, 4)) * GATE;
+            let held = HeldPod { node: node.to_owned(), until, goes_on: random.chance(800) };
+            self.held.insert(uid.clone(), held);
+            return None;
+        }
+        self.bind(uid, node, at)
+    }
+
+    /// A Permit plugin lets a pod go on, or refuses it.
+    fn leaves_permit(&mut self, uid: PodUid, at: u64) -> Option<Asked> {
+        let HeldPod { node, goes_on, .. } = self.held.remove(&uid)?;
+        if goes_on && self.queue.contains_key(&uid) {
+            return self.bind(&uid, &node, at);
+        }
+        self.assumed.remove(&uid);
+        self.later(&uid, at);
+        None
+    }
+
+    fn bind(&mut self, uid: &PodUid, node: &str, at: u64) -> Option<Asked> {
+        let name = self.queue.get(uid)?.pod.name.clone();
+        let number = self.number();
+        let body = json!({ "PodName": name, "PodNamespace": NAMESPACE, "PodUID": uid.as_str(), "Node": node });
+        self.binds.insert(number, OpenBind { uid: uid.clone(), node: node.to_owned(), until: at + TIMEOUT });
         Some(Asked::Question(Question { number, verb: Verb::Bind, body: body.to_string() }))
     }
 
@@ -247,7 +376,8 @@ impl KubeScheduler {
         }
     }
 
-    fn later(&mut self, uid: &PodUid, at: u64) {
+    /// The pod is tried again after a pause.
+    pub(super) fn later(&mut self, uid: &PodUid, at: u64) {
         if let Some(one) = self.queue.get_mut(uid) {
             one.not_before = at + one.pause;
             one.pause = (one.pause * 2).min(10 * SECOND);
@@ -260,6 +390,18 @@ impl KubeScheduler {
     }
 }
 
-fn parsed(text: &str) -> Value {
+/// One of the best of these nodes, by their scores.
+fn best<'a>(nodes: &'a [String], scores: &Value, random: &mut Random) -> &'a String {
+    let score = |node: &str| {
+        let all = scores.as_array().into_iter().flatten();
+        all.filter(|one| one["Host"] == node).filter_map(|one| one["Score"].as_i64()).next().unwrap_or(0)
+    };
+    let best = nodes.iter().map(|node| score(node)).max().unwrap_or(0);
+    let best: Vec<&String> = nodes.iter().filter(|node| score(node) == best).collect();
+    best[random.place(best.len())]
+}
+
+/// The JSON of an answer of an extender.
+pub(super) fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|why| panic!("the extender answered no JSON: {why}: {text}"))
 }

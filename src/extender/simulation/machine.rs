@@ -4,16 +4,20 @@
 //! ```text
 //!   pod watch ──▶ admit: slots, tickets ──▶ start: NodeAllocator::start ──▶ status ──▶ end, deletion
 //! ```
+//!
+//! A machine may have the manifest of a static pod. Its kubelet runs it whatever the API server says, and makes its mirror there
+//! again whenever that is deleted.
 
 use super::api_server::ApiServers;
 use super::etcd::{Content, Did, Kind};
-use super::object::{ContainerIs, SimNode, SimPod, Taken};
+use super::object::{ContainerIs, ContainerShape, SimNode, SimPod, Taken};
 use super::random::Random;
 use super::weather::SECOND;
 use decide::allocator::{NodeAllocator, SharedDevice, StartVerdict, WithoutClaim};
 use model::checkpoint::CheckpointEntry;
 use model::gpu_pod::GpuPod;
 use model::id::{ContainerKey, GpuUuid, NodeName, PodUid, Ticket};
+use model::limits::ContainerLimits;
 use model::registered::RegisteredGpu;
 use model::request::ContainerRole;
 use model::slot::Slot;
@@ -40,6 +44,8 @@ pub(super) struct Admitted {
     refusals: u32,
     /// What its containers hold of each GPU.
     pub(super) holds: BTreeMap<GpuUuid, Taken>,
+    /// The GPU on which its processes are although it requests none.
+    uses: Option<GpuUuid>,
 }
 
 impl Admitted {
@@ -54,6 +60,12 @@ impl Admitted {
         }
         (self.phase, self.reported) = (phase, false);
         self.holds.clear();
+        self.uses = None;
+    }
+
+    /// The GPUs on which it has processes while it runs.
+    pub(super) fn gpus(&self) -> Vec<GpuUuid> {
+        self.holds.keys().chain(&self.uses).cloned().collect()
     }
 }
 
@@ -91,11 +103,16 @@ pub(super) struct Machine {
     pub(super) lingering: BTreeMap<PodUid, (Vec<GpuUuid>, u64)>,
     /// The agent's file of pods that have started.
     started: BTreeSet<PodUid>,
+    /// The agent's files with the limits of their containers.
+    limits: Vec<ContainerLimits>,
     tickets: u64,
+    /// The hash of the manifest of the static pod, and its containers.
+    manifest: Option<(PodUid, ContainerShape)>,
 }
 
 impl Machine {
-    pub(super) fn new(number: usize, gpus: usize) -> Machine {
+    /// A machine, maybe with a static pod that requests this many GPUs.
+    pub(super) fn new(number: usize, gpus: usize, static_pod: Option<u32>) -> Machine {
         let name = format!("node-{number}");
         let mut machine = Machine {
             name,
@@ -111,7 +128,14 @@ impl Machine {
             agent_back: 0,
             lingering: BTreeMap::new(),
             started: BTreeSet::new(),
+            limits: Vec::new(),
             tickets: 0,
+            // Machines with the same manifest have the same hash.
+            manifest: static_pod.map(|gpus| {
+                let hash = PodUid::parse(&"a".repeat(32)).unwrap();
+                let mib = if gpus > 0 { 1000 } else { 0 };
+                (hash, ContainerShape { name: "main".to_owned(), role: ContainerRole::App, gpus, mib, cores: 0 })
+            }),
         };
         machine.replace_gpus(number, gpus);
         machine
@@ -156,6 +180,7 @@ impl Machine {
         self.admitted.clear();
         self.checkpoint.clear();
         self.started.clear();
+        self.limits.clear();
         self.lingering.clear();
         self.agent = None;
     }
@@ -187,7 +212,10 @@ impl Machine {
             4..6 => self.agent_watches(api),
             6 => self.admit_one(random),
             7..9 => return self.start_one(api, random),
-            _ => self.report(api),
+            _ => {
+                self.make_mirror(api, random);
+                self.report(api);
+            }
         }
         None
     }
@@ -218,8 +246,9 @@ impl Machine {
                 self.version = change.version;
             }
         }
-        let there: BTreeSet<PodUid> = self.seen.values().map(|pod| pod.uid.clone()).collect();
-        let gone: Vec<PodUid> = self.admitted.keys().filter(|uid| !there.contains(*uid)).cloned().collect();
+        let there: BTreeSet<&PodUid> = self.seen.values().map(|pod| &pod.uid).collect();
+        let gone = self.admitted.iter().filter(|(uid, one)| one.pod.hash.is_none() && !there.contains(uid));
+        let gone: Vec<PodUid> = gone.map(|(uid, _)| uid.clone()).collect();
         for uid in &gone {
             self.may_linger(uid, api.etcd.now, random);
             self.forget(uid);
@@ -227,6 +256,7 @@ impl Machine {
         // One that is being deleted ends: first its containers, then the object.
         let Some(pod) = self.seen.values().find(|pod| pod.deleted).cloned() else { return };
         self.may_linger(&pod.uid, api.etcd.now, random);
+        // A static pod goes on without its mirror: it is known by another UID.
         match self.admitted.get_mut(&pod.uid) {
             Some(admitted) if admitted.runs() => admitted.end("Failed"),
             _ => {
@@ -241,11 +271,11 @@ impl Machine {
 
     /// A pod ends. Some leave processes behind that end later.
     fn may_linger(&mut self, uid: &PodUid, now: u64, random: &mut Random) {
-        if let Some(one) = self.admitted.get(uid).filter(|one| one.runs() && !one.holds.is_empty())
+        if let Some(one) = self.admitted.get(uid).filter(|one| one.runs() && !one.gpus().is_empty())
             && random.chance(400)
         {
             let until = now + random.between(SECOND / 10, 6 * SECOND);
-            self.lingering.insert(uid.clone(), (one.holds.keys().cloned().collect(), until));
+            self.lingering.insert(uid.clone(), (one.gpus(), until));
         }
     }
 
@@ -255,14 +285,24 @@ impl Machine {
     }
 
     fn admit_one(&mut self, random: &mut Random) {
-        let waits = |pod: &&Arc<SimPod>| !pod.deleted && !pod.ended() && !self.admitted.contains_key(&pod.uid);
-        let Some(pod) = self.seen.values().find(waits).cloned() else { return };
+        let waits = |pod: &&Arc<SimPod>| {
+            !pod.deleted && !pod.ended() && pod.hash.is_none() && !self.admitted.contains_key(&pod.uid)
+        };
+        // The kubelet fails a static pod with GPUs that it sees before the agent; here it is restarted after it.
+        let admits = self.agent.is_some();
+        let own = self.manifest.as_ref().filter(|(hash, _)| admits && !self.admitted.contains_key(hash));
+        let own = own.map(|(hash, shape)| {
+            let shape = vec![shape.clone()];
+            Arc::new(SimPod::mirror(hash.clone(), hash.clone(), shape, (&self.name, 0)))
+        });
+        let Some(pod) = own.or_else(|| self.seen.values().find(waits).cloned()) else { return };
         let mut admitted = Admitted {
             containers: vec![ContainerIs::Waiting; pod.shape.len()],
             phase: "Pending",
             reported: true,
             refusals: 0,
             holds: BTreeMap::new(),
+            uses: None,
             pod,
         };
         // A pod of another scheduler may have taken the CPU.
@@ -276,6 +316,9 @@ impl Machine {
     /// Allocates any free slots for each container, with a ticket of the agent. Later containers get the slots of init
     /// containers again.
     fn allocate(&mut self, pod: &SimPod, random: &mut Random) -> Option<Vec<CheckpointEntry>> {
+        if pod.shape.iter().all(|shape| shape.gpus == 0) {
+            return Some(Vec::new());
+        }
         self.agent.as_ref()?;
         let healthy = self.gpus.iter().filter(|gpu| gpu.healthy);
         let all = healthy.flat_map(|gpu| (0..4).map(|number| Slot { device: gpu.uuid.clone(), number }.to_string()));
@@ -341,9 +384,10 @@ impl Machine {
             }
             match agent.allocator.start(&ids, Some(&self.checkpoint)) {
                 StartVerdict::Fill { bound, .. } => {
-                    let claim = bound.into_iter().map(|one| one.limits.device_shares()).collect::<Vec<_>>();
+                    assert!(!bound.is_empty(), "a start without a container");
                     self.started.insert(uid.clone());
-                    assert!(!claim.is_empty(), "a start without a container");
+                    self.limits.retain(|kept| bound.iter().all(|one| one.limits.holder != kept.holder));
+                    self.limits.extend(bound.into_iter().map(|one| one.limits));
                 }
                 StartVerdict::Wait(_) | StartVerdict::Foreign => return None,
                 StartVerdict::Refuse { .. } => {
@@ -357,6 +401,8 @@ impl Machine {
             }
             // A pod holds its whole claim from the start of its first container.
             admitted.holds = pod.claim().map(|claim| pod.takes(&claim)).unwrap_or_default();
+        } else if pod.slots() == 0 && admitted.uses.is_none() && random.chance(500) {
+            admitted.uses = Some(self.gpus[random.place(self.gpus.len())].uuid.clone());
         }
         (admitted.containers[at], admitted.reported) = (ContainerIs::Running, false);
         (shape.gpus > 0).then_some(uid)
@@ -364,8 +410,8 @@ impl Machine {
 
     /// The work of some running pod is done.
     pub(super) fn end_one(&mut self, now: u64, random: &mut Random) {
-        let running: Vec<PodUid> =
-            self.admitted.iter().filter(|(_, one)| one.phase == "Running").map(|(uid, _)| uid.clone()).collect();
+        let running = self.admitted.iter().filter(|(_, one)| one.phase == "Running" && one.pod.hash.is_none());
+        let running: Vec<PodUid> = running.map(|(uid, _)| uid.clone()).collect();
         if let Some(uid) = running.get(random.place(running.len())) {
             self.may_linger(uid, now, random);
             let phase = random.one_of(&["Succeeded", "Failed"]);
@@ -373,11 +419,23 @@ impl Machine {
         }
     }
 
+    /// The kubelet makes the mirror of the static pod where there is none.
+    fn make_mirror(&mut self, api: &mut ApiServers, random: &mut Random) {
+        let Some((hash, shape)) = &self.manifest else { return };
+        let (first, second) = (random.below(1 << 32), random.below(1 << 40));
+        let uid = PodUid::parse(&format!("{first:08x}-0001-4000-8000-{second:012x}")).unwrap();
+        let mirror = SimPod::mirror(uid, hash.clone(), vec![shape.clone()], (&self.name, api.etcd.now));
+        if api.etcd.pod(&mirror.name).is_none() {
+            self.admitted.get_mut(hash).into_iter().for_each(|one| one.reported = false);
+            api.etcd.put_pod(mirror);
+        }
+    }
+
     /// The kubelet writes the status of one pod. The slots of one that has ended are free afterwards.
     fn report(&mut self, api: &mut ApiServers) {
         let Some((uid, admitted)) = self.admitted.iter_mut().find(|(_, one)| !one.reported) else { return };
         admitted.reported = true;
-        if let Some(now) = api.etcd.pod(&admitted.pod.name).filter(|now| now.uid == *uid) {
+        if let Some(now) = api.etcd.pod(&admitted.pod.name).filter(|now| now.local_uid() == uid) {
             let next = SimPod { phase: admitted.phase, containers: admitted.containers.clone(), ..SimPod::clone(now) };
             api.etcd.put_pod(next);
         }
@@ -395,6 +453,7 @@ impl Machine {
             self.agents += 1;
             let mut allocator = NodeAllocator::new(WithoutClaim::Auto, true);
             allocator.recall(self.started.clone());
+            allocator.recall_limits(self.limits.clone());
             let lists_at = api.etcd.now + random.below(4 * SECOND);
             self.agent = Some(AgentProcess { number: self.agents, allocator, version: 0, listed: false, lists_at });
         }
@@ -446,12 +505,12 @@ impl Machine {
         for change in api.etcd.after(Kind::Pods, agent.version) {
             let pod = change.object.pod();
             if pod.node.as_deref() == Some(&self.name) {
-                if change.did == Did::Delete && runs(&pod.uid) {
+                if change.did == Did::Delete && pod.hash.is_none() && runs(&pod.uid) {
                     return;
                 }
                 match gpu_pod(&change.object.text).filter(|_| change.did != Did::Delete) {
                     Some(pod) => agent.allocator.set_gpu_pod(pod),
-                    None => agent.allocator.remove_gpu_pod(&pod.uid),
+                    None => agent.allocator.remove_gpu_pod(pod.local_uid()),
                 }
             }
             agent.version = change.version;
@@ -463,6 +522,7 @@ impl Machine {
     fn forget_started(&mut self) {
         let Some(agent) = &self.agent else { return };
         self.started.retain(|uid| agent.allocator.gpu_pod(uid).is_some_and(|pod| !pod.finished));
+        self.limits.retain(|one| self.started.contains(&one.holder.pod));
     }
 }
 

@@ -1,5 +1,6 @@
 //! The pods and Nodes of the simulated cluster, and how the API server shows them.
 
+use super::weather::SECOND;
 use model::claim::Claim;
 use model::id::{GpuUuid, PodUid};
 use model::request::ContainerRole;
@@ -12,13 +13,18 @@ use wire::annotation_keys::ALLOCATED;
 /// The namespace of all pods.
 pub(super) const NAMESPACE: &str = "ml";
 
+/// Where somebody who overwrites a claim by hand keeps it.
+const KEPT_CLAIM: &str = "example.com/claim-before";
+/// The priority of pods that nothing preempts (`system-node-critical`).
+pub(super) const SYSTEM: i32 = 2_000_001_000;
+
 /// What a container asks for.
 #[derive(Clone, Debug)]
 pub(super) struct ContainerShape {
     pub(super) name: String,
     pub(super) role: ContainerRole,
     pub(super) gpus: u32,
-    /// Memory of each GPU.
+    /// Memory of each GPU; 0: none is named.
     pub(super) mib: u64,
     /// Percent of SM time; 0 if the container names none.
     pub(super) cores: u32,
@@ -39,12 +45,21 @@ pub(super) struct SimPod {
     /// Seconds.
     pub(super) created: u64,
     pub(super) node: Option<String>,
+    /// The node on which kube-scheduler has made room for it.
+    pub(super) nominated: Option<String>,
+    pub(super) priority: i32,
     pub(super) annotations: BTreeMap<String, String>,
     /// Init containers first.
     pub(super) shape: Arc<[ContainerShape]>,
     pub(super) deleted: bool,
     pub(super) phase: &'static str,
     pub(super) containers: Vec<ContainerIs>,
+    /// It has scheduling gates.
+    pub(super) gated: bool,
+    /// The hash of the manifest, where it is the mirror of a static pod.
+    pub(super) hash: Option<PodUid>,
+    /// When its claim was made unreadable, or readable again, by hand; nanoseconds.
+    pub(super) tampered: u64,
 }
 
 /// How much of a GPU is taken.
@@ -78,19 +93,48 @@ impl Taken {
 }
 
 impl SimPod {
-    /// The pod in which an extender runs.
-    pub(super) fn of_extender(uid: PodUid, place: usize, created: u64) -> SimPod {
+    /// A pod that was just created.
+    pub(super) fn new(uid: PodUid, name: String, shape: Vec<ContainerShape>, at: u64) -> SimPod {
         SimPod {
             uid,
-            name: format!("extender-at-{place}"),
-            created,
-            node: Some("control-plane".to_owned()),
+            name,
+            created: at / SECOND,
+            node: None,
+            nominated: None,
+            priority: 0,
             annotations: BTreeMap::new(),
-            shape: Arc::new([]),
+            containers: vec![ContainerIs::Waiting; shape.len()],
+            shape: shape.into(),
             deleted: false,
-            phase: "Running",
-            containers: Vec::new(),
+            phase: "Pending",
+            gated: false,
+            hash: None,
+            tampered: 0,
         }
+    }
+
+    /// The pod in which an extender runs.
+    pub(super) fn of_extender(uid: PodUid, place: usize, at: u64) -> SimPod {
+        let pod = SimPod::new(uid, format!("extender-at-{place}"), Vec::new(), at);
+        SimPod { node: Some("control-plane".to_owned()), priority: SYSTEM, phase: "Running", ..pod }
+    }
+
+    /// The mirror of a static pod of this machine.
+    pub(super) fn mirror(uid: PodUid, hash: PodUid, shape: Vec<ContainerShape>, (node, at): (&str, u64)) -> SimPod {
+        let pod = SimPod::new(uid, format!("static-{node}"), shape, at);
+        let keys = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
+        let annotations = keys.map(|key| (key.to_owned(), hash.to_string())).into();
+        SimPod { node: Some(node.to_owned()), priority: SYSTEM, annotations, hash: Some(hash), ..pod }
+    }
+
+    /// The UID by which the kubelet and the agent know it.
+    pub(super) fn local_uid(&self) -> &PodUid {
+        self.hash.as_ref().unwrap_or(&self.uid)
+    }
+
+    /// Whether kube-scheduler asks the extender about it.
+    pub(super) fn is_managed(&self) -> bool {
+        self.shape.iter().any(|container| container.gpus > 0 || container.mib > 0)
     }
 
     /// Whether an extender runs in it.
@@ -110,6 +154,22 @@ impl SimPod {
     pub(super) fn slots(&self) -> u64 {
         let taken = |shape: &ContainerShape| Taken { containers: shape.gpus.into(), ..Taken::default() };
         moments(&self.shape, |at| taken(&self.shape[at])).containers
+    }
+
+    /// The pod after somebody has overwritten its claim by hand, or has put it back.
+    pub(super) fn tampered(&self, at: u64, garbage: &str) -> SimPod {
+        let mut pod = SimPod { tampered: at, ..self.clone() };
+        if let Some(claim) = pod.annotations.remove(KEPT_CLAIM) {
+            pod.annotations.insert(ALLOCATED.to_owned(), claim);
+        } else if let Some(claim) = pod.annotations.insert(ALLOCATED.to_owned(), garbage.to_owned()) {
+            pod.annotations.insert(KEPT_CLAIM.to_owned(), claim);
+        }
+        pod
+    }
+
+    /// Whether its claim was overwritten by hand.
+    pub(super) fn is_unreadable(&self) -> bool {
+        self.annotations.contains_key(KEPT_CLAIM)
     }
 
     /// The claim that stands on the pod.
@@ -139,12 +199,23 @@ impl SimPod {
             "creationTimestamp": wire::timestamp::to_rfc3339(WallTime(self.created * 1_000_000)),
             "annotations": self.annotations,
         });
+        if self.hash.is_some() {
+            let owner =
+                json!({ "apiVersion": "v1", "kind": "Node", "name": self.node, "uid": "node", "controller": true });
+            metadata["ownerReferences"] = json!([owner]);
+        }
         if self.deleted {
             metadata["deletionTimestamp"] = metadata["creationTimestamp"].clone();
         }
-        let [mut spec, mut status] = [json!({}), json!({ "phase": self.phase })];
+        let [mut spec, mut status] = [json!({ "priority": self.priority }), json!({ "phase": self.phase })];
         if let Some(node) = &self.node {
             spec["nodeName"] = node.as_str().into();
+        }
+        if self.gated {
+            spec["schedulingGates"] = json!([{ "name": "example.com/queue" }]);
+        }
+        if let Some(node) = &self.nominated {
+            status["nominatedNodeName"] = node.as_str().into();
         }
         let [mut init, mut app, mut init_is, mut app_is] = [const { Vec::new() }; 4];
         for (shape, is) in self.shape.iter().zip(&self.containers) {
@@ -164,6 +235,8 @@ impl ContainerShape {
         let mut limits = json!({});
         if self.gpus > 0 {
             limits["nvidia.com/gpu"] = self.gpus.to_string().into();
+        }
+        if self.mib > 0 {
             limits["nvidia.com/gpumem"] = self.mib.to_string().into();
         }
         if self.gpus > 0 && self.cores > 0 {

@@ -7,6 +7,7 @@ use super::super::measures::Verb;
 use super::super::settings::{ExtenderSettings, LeaseSettings};
 use super::super::{Extender, OwnIdentity};
 use super::network::{Outbox, SimulatedNetwork};
+use super::preemption;
 use super::random::Random;
 use apiserver::{ApiConnection, chance};
 use decide::cluster::{AnsweredNodes, ClusterRules, ClusterState};
@@ -63,6 +64,8 @@ pub(super) struct Process {
     /// agents, even if it decides again now.
     pub(super) lapsed: bool,
     stopping: bool,
+    /// What does not hold of an answer to kube-scheduler.
+    wrong: Arc<Mutex<Option<String>>>,
 }
 
 /// What differs between the machines of processes.
@@ -122,13 +125,14 @@ impl Process {
             entropy,
             lapsed: true,
             stopping: false,
+            wrong: Arc::default(),
         }
     }
 
     /// Runs up to `steps` steps of its tasks at this moment.
     ///
     /// # Errors
-    /// If a task has ended that must not.
+    /// If a task has ended that must not, or an answer to kube-scheduler is wrong.
     pub(super) fn run(&mut self, at: u64, steps: u64) -> Result<(), String> {
         let passed = at - self.ran;
         let own = passed + passed / 1_000_000 * self.drift;
@@ -157,6 +161,9 @@ impl Process {
             chance::simulate(None);
             ended
         });
+        if let Some(why) = self.wrong.lock().take() {
+            return Err(format!("extender-{} {why}", self.number));
+        }
         match ended.filter(|_| !self.stopping) {
             None => Ok(()),
             Some(ended) => Err(format!("extender-{}: the task {} has ended: {}", self.number, ended.task, ended.why)),
@@ -189,13 +196,22 @@ impl Process {
     /// Asks a verb, as kube-scheduler does over the port.
     pub(super) fn ask(&self, question: u64, verb: Verb, body: String, answers: &Answers) {
         let (leadership, verbs) = (Arc::clone(&self.extender.leadership), Arc::clone(&self.extender.verbs));
-        let answers = Arc::clone(answers);
+        let (answers, wrong, cluster) =
+            (Arc::clone(answers), Arc::clone(&self.wrong), Arc::clone(&self.extender.cluster));
         self.runtime.spawn(async move {
             let answer = match verb {
                 _ if !leadership.decides() => Err("503".to_owned()),
                 Verb::Filter => verbs.filter(body.as_bytes()),
                 Verb::Prioritize => verbs.prioritize(body.as_bytes()),
-                Verb::Preempt => verbs.preempt(body.as_bytes()),
+                Verb::Preempt => {
+                    let answer = verbs.preempt(body.as_bytes());
+                    if let Ok(text) = &answer
+                        && let Err(why) = cluster.inspect(|cluster| preemption::check(cluster, &body, text))
+                    {
+                        *wrong.lock() = Some(why);
+                    }
+                    answer
+                }
                 Verb::Bind => verbs.bind(body.as_bytes()).await,
             };
             answers.lock().push((question, answer));

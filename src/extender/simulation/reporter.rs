@@ -82,6 +82,8 @@ struct Connection {
     renews: bool,
     /// When the extender sees its end, once it has ended here.
     ends: u64,
+    /// No packet comes through any more, and nobody is told.
+    dead: bool,
 }
 
 /// A connection that is being opened.
@@ -192,6 +194,13 @@ impl Reporter {
             if around.random.chance(500) {
                 self.not_before = around.now + around.random.between(SECOND, 12 * SECOND);
             }
+        }
+    }
+
+    /// Its connections to this process die silently.
+    pub(super) fn dies(&mut self, process: u64) {
+        for stream in self.streams.iter_mut().chain(&mut self.ending).filter(|stream| stream.process == process) {
+            stream.dead = true;
         }
     }
 
@@ -373,14 +382,15 @@ impl Connection {
             expires: around.now + token * SECOND,
             renews: around.random.chance(700),
             ends: 0,
+            dead: false,
         })
     }
 
     /// The messages that are due arrive, if packets come through.
     fn arrive(&mut self, node: &str, around: &mut Surroundings<'_>) {
         let process = match around.extender(self.process) {
-            Some((process, true)) => process,
-            Some((_, false)) => return,
+            Some((process, true)) if !self.dead => process,
+            Some(_) => return,
             None => {
                 (self.through, self.ends) = (around.now, 0);
                 return self.underway.clear();
@@ -394,7 +404,7 @@ impl Connection {
                 around.checks.reaches(process, node, number, &next.running);
             }
             self.running = next.running;
-            around.checks.refuses(self.process, &next.message);
+            around.checks.refuses(self.process, node, &next.message);
             around.api.etcd.note(|| format!("extender-{} gets of {node}: {:?}", self.process, next.message));
             // Where the extender has ended the stream, its last message says so.
             let _ = at_once(self.messages.send(&convert::from_agent(&next.message)));
@@ -411,7 +421,7 @@ impl Connection {
     /// Takes in the answers. Returns whether there was one, or how the stream has ended.
     fn hear(&mut self, node: &str, around: &mut Surroundings<'_>) -> Result<bool, SearchEnd> {
         let mut answered = false;
-        while around.extender(self.process).is_none_or(|(_, through)| through) {
+        while !self.dead && around.extender(self.process).is_none_or(|(_, through)| through) {
             let answer = match at_once(self.messages.next::<LeaderMessage>()) {
                 Some(Ok(Some(answer))) if answer.end.is_none() || !answer.leader.is_empty() => answer,
                 Some(_) => return Err(self.broken()),

@@ -23,7 +23,12 @@ fn led() -> World {
 }
 
 fn bound(world: &World) -> Option<String> {
-    world.api.etcd.pods().find(|pod| pod.node.is_some() && !pod.is_extender()).map(|pod| pod.name.clone())
+    world
+        .api
+        .etcd
+        .pods()
+        .find(|pod| pod.node.is_some() && !pod.is_extender() && pod.hash.is_none())
+        .map(|pod| pod.name.clone())
 }
 
 fn started(world: &World) -> bool {
@@ -35,7 +40,7 @@ fn a_pod_that_is_gone_before_a_watch_could_show_it_leaves_no_reservation() {
     let mut world = led();
     // From now on the extenders see nothing but what they read and are asked.
     world.held = true;
-    world.create_pod(vec![container(4000)], None);
+    world.create_pod(vec![container(4000)], |pod| pod);
     world.until("the pod is bound", |world| bound(world).is_some());
     let name = bound(&world).unwrap();
     world.api.etcd.delete(Kind::Pods, &name);
@@ -51,7 +56,7 @@ fn a_pod_that_is_gone_before_a_watch_could_show_it_leaves_no_reservation() {
 #[test]
 fn a_pod_that_a_restore_of_etcd_took_from_its_node_is_bound_again() {
     let mut world = led();
-    world.create_pod(vec![container(4000)], None);
+    world.create_pod(vec![container(4000)], |pod| pod);
     let snapshot = world.api.etcd.snapshot();
     world.api.etcd_snapshots.push(snapshot);
     world.until("the pod has started", |world| started(world));

@@ -80,8 +80,11 @@ fn placed(stored: &Stored, machines: &[Machine], leader: &Process) -> Result<(),
         };
     }
     let read = wire::pod::decode(text.as_bytes()).map_err(|why| why.to_string())?;
-    let Some(request) = wire::placement::of(&read, &RequestRules::default()).map_err(|why| why.to_string())? else {
+    if pod.gated {
         return Ok(());
+    }
+    let Some(request) = wire::placement::of(&read, &RequestRules::default()).map_err(|why| why.to_string())? else {
+        return Err(format!("{} is not bound, and requests no GPU", pod.name));
     };
     let waits = |machine: &Machine| {
         let used: u64 = slots_on(machine);

@@ -24,7 +24,9 @@ impl World {
             if let Some(why) = self.failed.take() {
                 return Err(why);
             }
-            if self.api.etcd.changed != version {
+            // An extender has not noticed yet that its connection has died.
+            let unnoticed = self.api.watches.values().any(|watch| watch.died.is_some() && !watch.is_given_up());
+            if self.api.etcd.changed != version || unnoticed {
                 (quiet, version) = (self.now, self.api.etcd.changed);
             }
         }
@@ -43,6 +45,11 @@ impl World {
         }
         for reporter in &mut self.reporters {
             reporter.is_silent(0);
+        }
+        self.api.forbidden.clear();
+        let unreadable: Vec<_> = self.api.etcd.pods().filter(|pod| pod.is_unreadable()).cloned().collect();
+        for pod in unreadable {
+            self.api.etcd.put_pod(pod.tampered(self.now, ""));
         }
         for machine in self.machines.iter_mut().filter(|machine| !machine.up) {
             machine.boots(&mut self.api, &mut self.random);

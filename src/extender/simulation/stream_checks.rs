@@ -10,6 +10,7 @@
 //! An extender that does not decide has forgotten all streams, so these checks begin anew with each term.
 
 use super::etcd::{Etcd, Kind};
+use super::object::SimPod;
 use super::process::Process;
 use super::weather::SECOND;
 use decide::cluster::STREAM_BACK_WITHIN;
@@ -22,6 +23,9 @@ use std::collections::{BTreeMap, BTreeSet};
 const TAKEN: u32 = 12;
 /// How long after a restore of etcd older events may still be on their way.
 const RESTORED: u64 = 60 * SECOND;
+
+/// How long after somebody has put a claim back an extender may not have seen it: a watch that has died lasts this long.
+const TAMPERED: u64 = 400 * SECOND;
 
 /// A process, and a node whose agent has a stream to it.
 type StreamKey = (u64, String);
@@ -50,12 +54,16 @@ pub(super) struct StreamChecks {
     running: BTreeMap<StreamKey, (BTreeSet<PodUid>, Monotonic)>,
     /// Those of them whose claims the process knew after it had taken over the message.
     held: BTreeMap<StreamKey, BTreeSet<PodUid>>,
+    /// Pods whose claims somebody has overwritten. Their nodes are closed until the claims can be read, and then no claim is
+    /// kept that could not be read last.
+    tampered: BTreeSet<PodUid>,
     /// Looks at a process until it has taken over what has reached it.
     unread: BTreeMap<u64, u32>,
     /// The claims that a process knew.
     knew: BTreeMap<u64, BTreeSet<PodUid>>,
-    /// A process, and a pod without a claim whose start is refused by a message that has reached it: it holds nothing.
-    refused: BTreeSet<(u64, PodUid)>,
+    /// A process, and a pod without a claim whose start is refused by a message that has reached it: it holds nothing. Only
+    /// on its own node a pod is known by the hash of its manifest.
+    refused: BTreeSet<(StreamKey, PodUid)>,
     restored: Option<u64>,
 }
 
@@ -80,19 +88,20 @@ impl StreamChecks {
     }
 
     /// A message reaches a process. The agent refuses the start of these pods by it.
-    pub(super) fn refuses(&mut self, process: u64, message: &AgentMessage) {
+    pub(super) fn refuses(&mut self, process: u64, node: &str, message: &AgentMessage) {
         let pods = match message {
             AgentMessage::Full(report) => &report.pods,
             AgentMessage::Change(change) => &change.pods,
             AgentMessage::Beat => return,
         };
         let refused = pods.iter().filter(|(_, pod)| pod.stage == PodStage::Refused);
-        self.refused.extend(refused.map(|(uid, _)| (process, uid.clone())));
+        self.refused.extend(refused.map(|(uid, _)| ((process, node.to_owned()), uid.clone())));
     }
 
     /// Whether such a message about this pod has reached a process.
-    pub(super) fn knows_refusal(&self, process: u64, uid: &PodUid) -> bool {
-        self.refused.contains(&(process, uid.clone()))
+    pub(super) fn knows_refusal(&self, process: u64, pod: &SimPod) -> bool {
+        let node = pod.node.clone().unwrap_or_default();
+        self.refused.contains(&((process, node), pod.local_uid().clone()))
     }
 
     /// A process has confirmed to an agent that the agent leaves, and has named these pods.
@@ -111,10 +120,15 @@ impl StreamChecks {
         }
     }
 
+    /// Somebody has overwritten the claim of a pod.
+    pub(super) fn tampers(&mut self, uid: &PodUid) {
+        self.tampered.insert(uid.clone());
+    }
+
     /// etcd was restored.
     pub(super) fn restored(&mut self, at: u64) {
-        let refused = std::mem::take(&mut self.refused);
-        *self = StreamChecks { opened: self.opened, refused, restored: Some(at), ..StreamChecks::default() };
+        let (refused, tampered) = (std::mem::take(&mut self.refused), std::mem::take(&mut self.tampered));
+        *self = StreamChecks { opened: self.opened, refused, tampered, restored: Some(at), ..StreamChecks::default() };
     }
 
     /// A process has run.
@@ -152,7 +166,9 @@ impl StreamChecks {
         });
         let knew = self.knew.entry(number).or_default();
         let lives = |uid: &&PodUid| {
-            etcd.pods().any(|pod| pod.uid == **uid && pod.node.is_some() && !pod.ended() && pod.claim().is_some())
+            let tampered = |pod: &SimPod| pod.tampered > 0 && etcd.now < pod.tampered + TAMPERED;
+            let holds = |pod: &SimPod| pod.node.is_some() && !pod.ended() && pod.claim().is_some() && !tampered(pod);
+            etcd.pods().any(|pod| pod.uid == **uid && holds(pod))
         };
         if let Some(uid) = knew.difference(&known).find(lives) {
             return Err(format!("extender-{number} has released the claim of {uid}, which is bound and has not ended"));
@@ -164,7 +180,7 @@ impl StreamChecks {
         let lost: Vec<StreamKey> = newest.map(|(key, _)| key.clone()).collect();
         self.forget(&|key| lost.contains(key));
         for ((_, node), held) in self.held.iter().filter(|((one, _), _)| *one == number) {
-            if let Some(uid) = held.difference(&known).next() {
+            if let Some(uid) = held.difference(&known).find(|uid| !self.tampered.contains(*uid)) {
                 return Err(format!(
                     "extender-{number} has released the claim of {uid}, which has processes on {node}"
                 ));

@@ -1,8 +1,8 @@
 //! What goes wrong, and what users do meanwhile.
 
-use super::etcd::Kind;
+use super::etcd::{Content, Kind};
 use super::machine::MIB;
-use super::object::{ContainerIs, ContainerShape, SimPod};
+use super::object::{ContainerShape, SimNode, SimPod};
 use super::random::Random;
 use super::weather::{MS, SECOND};
 use super::world::{Step, World};
@@ -10,6 +10,7 @@ use model::id::PodUid;
 use model::request::ContainerRole;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use wire::annotation_keys::REGISTER;
 
 /// A kind of trouble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +36,17 @@ enum Trouble {
     StreamBreaks,
     StreamIsRenewed,
     SchedulerRestarts,
+    /// Somebody overwrites a claim by hand, or puts it back.
+    ClaimTampered,
+    /// Somebody overwrites the register of a Node.
+    RegisterTampered,
+    /// A policy or a webhook forbids all writes of one object, until it is changed.
+    Forbidden,
+    /// All connections of an extender die silently.
+    ConnectionsDie,
 }
 
-const ALL: [Trouble; 21] = [
+const ALL: [Trouble; 25] = [
     Trouble::Crash,
     Trouble::Pause,
     Trouble::Sleep,
@@ -59,6 +68,10 @@ const ALL: [Trouble; 21] = [
     Trouble::StreamBreaks,
     Trouble::StreamIsRenewed,
     Trouble::SchedulerRestarts,
+    Trouble::ClaimTampered,
+    Trouble::RegisterTampered,
+    Trouble::Forbidden,
+    Trouble::ConnectionsDie,
 ];
 
 /// The troubles of a while.
@@ -69,14 +82,26 @@ pub(super) struct Troubles {
     pace: u64,
     /// Most pods for each GPU.
     pods: usize,
+    /// The priorities of pods.
+    priorities: &'static [i32],
+    /// How many of a thousand pods request no GPU, and how many have scheduling gates.
+    plain: u64,
+    gates: u64,
 }
 
 impl Troubles {
     /// Some kinds, because some errors show only where others do not disturb.
     pub(super) fn of(random: &mut Random) -> Troubles {
-        let rare = [Trouble::Restore, Trouble::MachineDies, Trouble::OtherGpus];
+        let rare = [Trouble::Restore, Trouble::MachineDies, Trouble::OtherGpus, Trouble::ConnectionsDie];
         let kinds = ALL.into_iter().filter(|kind| random.chance(if rare.contains(kind) { 150 } else { 400 })).collect();
-        Troubles { kinds, pace: random.one_of(&[2, 5, 10, 20]) * SECOND, pods: 2 + random.place(6) }
+        Troubles {
+            kinds,
+            pace: random.one_of(&[2, 5, 10, 20]) * SECOND,
+            pods: 2 + random.place(6),
+            priorities: if random.chance(500) { &[0, 0, 0, 10, 20] } else { &[0] },
+            plain: random.one_of(&[0, 50, 200]),
+            gates: random.one_of(&[0, 50, 200]),
+        }
     }
 }
 
@@ -122,6 +147,10 @@ impl World {
                 reporter.breaks(&mut around);
             }
             Trouble::SchedulerRestarts => self.scheduler.restarts(),
+            Trouble::ClaimTampered | Trouble::RegisterTampered | Trouble::Forbidden => {
+                self.object_trouble(kind, machine)
+            }
+            Trouble::ConnectionsDie => self.connections_die(place),
             Trouble::Crash
             | Trouble::Pause
             | Trouble::Sleep
@@ -130,6 +159,54 @@ impl World {
             | Trouble::Outage
             | Trouble::BusyMachine
             | Trouble::WallJump => self.process_trouble(kind, place, while_),
+        }
+    }
+
+    /// Somebody changes an object by hand, or what may be written of it.
+    fn object_trouble(&mut self, kind: Trouble, machine: usize) {
+        let random = &mut self.random;
+        let pods: Vec<Arc<SimPod>> = self.api.etcd.pods().cloned().collect();
+        let pod = pods.get(random.place(pods.len()));
+        match kind {
+            Trouble::ClaimTampered => {
+                let claimed: Vec<_> = pods.iter().filter(|pod| pod.claim().is_some() || pod.is_unreadable()).collect();
+                if let Some(pod) = claimed.get(random.place(claimed.len())) {
+                    self.stream_checks.tampers(&pod.uid);
+                    self.api.etcd.put_pod(pod.tampered(self.now, random.one_of(&["x", "", "?;GPU-0"])));
+                }
+            }
+            Trouble::RegisterTampered => {
+                let name = &self.machines[machine].name;
+                if let Some(node) = self.api.etcd.get(Kind::Nodes, name).map(|stored| SimNode::clone(stored.node())) {
+                    let annotations = BTreeMap::from([(REGISTER.to_owned(), "x".to_owned())]);
+                    let node = SimNode { annotations, ..node };
+                    self.api.etcd.put(Kind::Nodes, name, Content::Node(Arc::new(node)));
+                }
+            }
+            _ => {
+                let lease = "gpu-steward";
+                let name = pod.filter(|_| random.chance(950)).map_or(lease, |pod| pod.name.as_str()).to_owned();
+                let code = random.one_of(&[403, 422]);
+                if self.api.forbidden.remove(&name).is_none() {
+                    self.api.forbidden.insert(name, code);
+                }
+                if self.api.forbidden.len() > 3 {
+                    self.api.forbidden.clear();
+                }
+            }
+        }
+    }
+
+    /// All connections of an extender die silently: what is on its way gets no answer, and nothing ends. New connections work.
+    fn connections_die(&mut self, place: usize) {
+        let Some(process) = &self.places[place].process else { return };
+        let number = process.number;
+        for flight in self.flights.values_mut().filter(|flight| flight.process == number) {
+            flight.died.get_or_insert(self.now);
+        }
+        self.api.watches_die(number, self.now);
+        for reporter in &mut self.reporters {
+            reporter.dies(number);
         }
     }
 
@@ -262,9 +339,9 @@ impl World {
         }
     }
 
-    /// Something about the pod changes that is of no account.
+    /// Something about the pod changes that is of no account, or its gates are removed.
     fn touch(&mut self, pod: &SimPod) {
-        let mut pod = pod.clone();
+        let mut pod = SimPod { gated: false, ..pod.clone() };
         pod.annotations.insert("gpu-steward.io/note".to_owned(), self.now.to_string());
         self.api.etcd.put_pod(pod);
     }
@@ -288,12 +365,19 @@ impl World {
         if random.chance(100) {
             shape.push(container(random, "second", ContainerRole::App));
         }
+        // One that requests no GPU may name memory of GPUs, by mistake.
+        if random.chance(self.troubles.plain) {
+            let mib = random.one_of(&[0, 4000]);
+            shape = vec![ContainerShape { gpus: 0, mib, ..container(random, "main", ContainerRole::App) }];
+        }
         // A user, or another scheduler, chooses the node.
         let node = random.chance(15).then(|| format!("node-{}", random.place(self.machines.len())));
-        self.create_pod(shape, node);
+        let gated = node.is_none() && random.chance(self.troubles.gates);
+        let priority = random.one_of(self.troubles.priorities);
+        self.create_pod(shape, |pod| SimPod { node, gated, priority, ..pod });
     }
 
-    pub(super) fn create_pod(&mut self, shape: Vec<ContainerShape>, node: Option<String>) {
+    pub(super) fn create_pod(&mut self, shape: Vec<ContainerShape>, with: impl FnOnce(SimPod) -> SimPod) {
         self.made += 1;
         // Names are used again.
         let name = format!("pod-{}", self.made % 40);
@@ -302,16 +386,6 @@ impl World {
         }
         let uid =
             PodUid::parse(&format!("{:08x}-0000-4000-8000-{:012x}", self.made, self.random.below(1 << 40))).unwrap();
-        self.api.etcd.put_pod(SimPod {
-            uid,
-            name,
-            created: self.now / SECOND,
-            node,
-            annotations: BTreeMap::new(),
-            containers: vec![ContainerIs::Waiting; shape.len()],
-            shape: shape.into(),
-            deleted: false,
-            phase: "Pending",
-        });
+        self.api.etcd.put_pod(with(SimPod::new(uid, name, shape, self.now)));
     }
 }

@@ -30,6 +30,10 @@ pub(super) struct Weather {
     pub(super) broken_watch: u64,
     /// Events of a watch are sent again when it begins.
     pub(super) repeated: u64,
+    /// kube-scheduler filters a pod for one likely node before all others.
+    pub(super) hints: u64,
+    /// A Permit plugin of kube-scheduler holds a pod between filter and bind.
+    pub(super) permits: u64,
 }
 
 impl Weather {
@@ -47,6 +51,8 @@ impl Weather {
             stale: often(60),
             broken_watch: often(30),
             repeated: often(500),
+            hints: often(500),
+            permits: often(900),
         }
     }
 

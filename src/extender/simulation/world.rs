@@ -6,7 +6,7 @@
 //! ```
 
 use super::api_server::{self, ApiServers, Flight, Reply, SERVERS, refusal};
-use super::etcd::Kind;
+use super::etcd::{Etcd, Kind};
 use super::invariants::{self, Invariants};
 use super::kube_scheduler::{Asked, KubeScheduler};
 use super::machine::Machine;
@@ -26,6 +26,8 @@ use std::time::Duration;
 
 /// How long a request that nobody answers stays open.
 const HANGS: u64 = 60 * SECOND;
+/// So long after its connection died silently an extender waits for an answer at most. A watch lasts 300 s, and 30 s more.
+const NOTICES: u64 = 400 * SECOND;
 
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,7 +75,7 @@ pub(super) struct World {
     ordered: u64,
     pub(super) events: u64,
     pub(super) api: ApiServers,
-    flights: BTreeMap<u64, Flight>,
+    pub(super) flights: BTreeMap<u64, Flight>,
     flown: u64,
     pub(super) places: Vec<Place>,
     started: u64,
@@ -107,8 +109,10 @@ impl World {
         let times = if random.chance(800) { short } else { ElectionTimes::default() };
         let in_pods = random.chance(500);
         let (weather, troubles) = (Weather::of(&mut random), Troubles::of(&mut random));
-        let gpus = 1 + random.place(2);
-        let machines: Vec<Machine> = (0..1 + random.place(3)).map(|number| Machine::new(number, gpus)).collect();
+        let (gpus, count) = (1 + random.place(2), random.place(3));
+        let manifest = random.one_of(&[None, Some(0), Some(1)]);
+        let mut machine = |number| Machine::new(number, gpus, manifest.filter(|_| random.chance(500)));
+        let machines: Vec<Machine> = (0..1 + count).map(&mut machine).collect();
         let place = |random: &mut Random| Place {
             process: None,
             paused: false,
@@ -194,7 +198,7 @@ impl World {
         match step {
             Step::Run(place, number) => return self.run(place, number),
             Step::CarryOut(flight) => return self.carry_out(flight),
-            Step::Answer(flight) => self.answer(flight),
+            Step::Answer(flight) => return self.answer(flight),
             Step::Cache(server, pods) => {
                 let kind = if pods { Kind::Pods } else { Kind::Nodes };
                 self.api.cache(server, kind, &mut self.random);
@@ -205,7 +209,7 @@ impl World {
                 };
                 self.after(pause, step);
             }
-            Step::Deliver(watch) => self.deliver(watch),
+            Step::Deliver(watch) => return self.deliver(watch),
             Step::EndWatch(watch) => self.api.end_watch(watch, false),
             Step::Machine(number) => {
                 let started = self.machines[number].step(&mut self.api, &mut self.random);
@@ -274,7 +278,7 @@ impl World {
     /// The pod of a place, which a Deployment makes again when it is gone.
     fn pod_of(&mut self, place: usize) -> (PodUid, PodRef) {
         let uid = PodUid::parse(&format!("e0000000-0000-4000-8000-{:012x}", self.started)).unwrap();
-        let pod = SimPod::of_extender(uid, place, self.now / SECOND);
+        let pod = SimPod::of_extender(uid, place, self.now);
         let name = pod.name.clone();
         if self.api.etcd.pod(&name).is_none() {
             self.api.etcd.put_pod(pod);
@@ -324,11 +328,13 @@ impl World {
         });
         if binding {
             let arrives = !matches!(fate, Fate::LostRequest | Fate::NoAnswer | Fate::Refused(_));
-            let (uid, node) = self.checks.sends((process, self.flown), &request, arrives, &self.api.etcd)?;
-            self.stream_checks.sends(process, &node, &uid, &self.api.etcd)?;
+            let sent = self.checks.sends((process, self.flown), &request, arrives, &self.api.etcd)?;
+            if let Some((uid, node)) = sent {
+                self.stream_checks.sends(process, &node, &uid, &self.api.etcd)?;
+            }
         }
         let server = self.random.place(SERVERS);
-        self.flights.insert(self.flown, Flight { process, server, request, fate, reply: None });
+        self.flights.insert(self.flown, Flight { process, server, request, fate, reply: None, died: None });
         let way = match fate {
             Fate::Late => self.random.below(HANGS),
             _ => self.weather.way(&mut self.random),
@@ -340,6 +346,9 @@ impl World {
     fn carry_out(&mut self, number: u64) -> Result<(), String> {
         let Some(mut flight) = self.flights.remove(&number) else { return Ok(()) };
         let mut wait = self.weather.way(&mut self.random);
+        if flight.died.is_some() && self.random.chance(500) {
+            flight.fate = Fate::NoAnswer;
+        }
         flight.reply = match flight.fate {
             Fate::LostRequest => None,
             Fate::NoAnswer => {
@@ -381,7 +390,8 @@ impl World {
         if let Some(bound) = self.api.bound.take() {
             self.checks.bound((flight.process, number), &bound, &self.api.etcd, &self.machines)?;
             let node = bound.pod.node.as_deref();
-            if self.machines.iter().any(|machine| Some(machine.name.as_str()) == node && machine.up) {
+            let up = self.machines.iter().any(|machine| Some(machine.name.as_str()) == node && machine.up);
+            if up && bound.pod.slots() > 0 {
                 let streams = &self.stream_checks;
                 self.checks.holders_are_known((flight.process, number), &bound, &self.api.etcd, streams)?;
             }
@@ -393,13 +403,24 @@ impl World {
         Ok(())
     }
 
-    fn answer(&mut self, number: u64) {
-        let Some(Flight { process, request, reply, .. }) = self.flights.remove(&number) else { return };
+    fn answer(&mut self, number: u64) -> Result<(), String> {
+        let Some(flight) = self.flights.remove(&number) else { return Ok(()) };
+        if let Some(died) = flight.died {
+            return match flight.request.answer.is_closed() {
+                true => Ok(()),
+                false => {
+                    let process = flight.process;
+                    self.flights.insert(number, flight);
+                    self.is_silent(process, died, Step::Answer(number))
+                }
+            };
+        }
+        let Flight { process, request, reply, .. } = flight;
         if let Some(place) =
             self.places.iter().find(|place| place.process.as_ref().is_some_and(|one| one.number == process))
             && place.cut
         {
-            return;
+            return Ok(());
         }
         let lease = request.body["kind"] == "Lease" && request.body["spec"]["holderIdentity"] != "";
         if lease && matches!(reply, Some(Reply::Whole(200 | 201, _))) {
@@ -407,25 +428,49 @@ impl World {
         }
         let lost = || Err(io::Error::other("connection reset by peer"));
         let _ = request.answer.send(reply.map_or_else(lost, api_server::answer));
+        Ok(())
     }
 
-    fn deliver(&mut self, watch: u64) {
-        let Some((_, process, _)) = self.api.watch_is(watch) else { return };
+    /// Something died silently with its connection; looks again later whether the process has given it up.
+    fn is_silent(&mut self, process: u64, died: u64, again: Step) -> Result<(), String> {
+        self.after(SECOND, again);
+        match self.now < died + NOTICES {
+            true => Ok(()),
+            false => Err(format!("extender-{process} still waits on a connection that has died")),
+        }
+    }
+
+    fn deliver(&mut self, watch: u64) -> Result<(), String> {
+        let Some((_, process, _)) = self.api.watch_is(watch) else { return Ok(()) };
+        if let Some((died, given_up)) =
+            self.api.watches.get(&watch).and_then(|one| Some((one.died?, one.is_given_up())))
+        {
+            if given_up {
+                self.api.watches.remove(&watch);
+                return Ok(());
+            }
+            return self.is_silent(process, died, Step::Deliver(watch));
+        }
         let mut places =
             self.places.iter().filter(|place| place.process.as_ref().is_some_and(|one| one.number == process));
-        let Some(place) = places.next() else { return self.api.end_watch(watch, true) };
+        let Some(place) = places.next() else {
+            self.api.end_watch(watch, true);
+            return Ok(());
+        };
         let pause = if self.calm { 60 * MS } else { 2 * self.weather.way(&mut self.random) };
         if place.cut || self.held || self.api.deliver(watch, &mut self.random) {
             if self.random.chance(self.weather.broken_watch) && self.random.chance(100) {
                 let broken = self.random.chance(500);
-                return self.api.end_watch(watch, broken);
+                self.api.end_watch(watch, broken);
+                return Ok(());
             }
             self.after(pause, Step::Deliver(watch));
         }
+        Ok(())
     }
 
     fn schedule(&mut self) -> Result<(), String> {
-        match self.scheduler.step(self.now, &self.api, &self.machines, &mut self.random) {
+        match self.scheduler.step(self.now, &self.api, &self.machines, &self.weather, &mut self.random) {
             Some(Asked::Question(question)) => {
                 let answers = self.scheduler.answers.clone();
                 let place = &self.places[self.scheduler.asks % self.places.len()];
@@ -441,11 +486,26 @@ impl World {
                 }
             }
             Some(Asked::Bound(uid, node)) => self.checks.answered(&uid, &node, &self.api.etcd)?,
+            Some(Asked::Preempts { uid, node, victims }) => self.preempts(&uid, node, &victims),
+            Some(Asked::Binds { uid, name, node }) => self.api.bind_by_scheduler(&name, uid.as_str(), &node),
             None => {}
         }
         let pause = self.random.between(MS, if self.calm { 60 * MS } else { 15 * MS });
         self.after(pause, Step::Scheduler);
         Ok(())
+    }
+
+    /// kube-scheduler deletes pods, and notes on the pod for which it does so where they were.
+    fn preempts(&mut self, uid: &PodUid, node: Option<String>, victims: &[PodUid]) {
+        let named = |etcd: &Etcd, uid: &PodUid| etcd.pods().find(|pod| pod.uid == *uid).cloned();
+        let victims: Vec<_> = victims.iter().filter_map(|victim| named(&self.api.etcd, victim)).collect();
+        for victim in victims {
+            self.api.etcd.note(|| format!("kube-scheduler evicts {} for {uid}", victim.name));
+            self.api.delete_pod(&victim.name);
+        }
+        if let Some(pod) = named(&self.api.etcd, uid) {
+            self.api.etcd.put_pod(SimPod { nominated: node, ..SimPod::clone(&pod) });
+        }
     }
 
     /// A cluster without troubles and without users.
