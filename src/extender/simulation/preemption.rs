@@ -73,9 +73,10 @@ impl KubeScheduler {
     pub(super) fn preempts(&mut self, uid: PodUid, answer: &Value, at: u64, random: &mut Random) -> Option<Asked> {
         self.later(&uid, at);
         let nodes: Vec<(&String, &Value)> = answer["NodeNameToMetaVictims"].as_object().into_iter().flatten().collect();
+        // Where an extender leaves no node, kube-scheduler keeps an earlier nomination (preemption.go, `Preempt`, after
+        // `callExtenders`).
         if nodes.is_empty() {
-            let pod = Arc::clone(&self.queue.get(&uid)?.pod);
-            return no_room(&uid, &pod);
+            return None;
         }
         let (node, victims) = nodes[random.place(nodes.len())];
         Some(Asked::Preempts { uid, node: Some(node.clone()), victims: uids(victims) })
