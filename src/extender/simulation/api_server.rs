@@ -9,7 +9,7 @@ use super::etcd::{Change, Content, Did, Etcd, Kind, Snapshot, Stored};
 use super::network::{Answer, Outgoing, Pieces, PiecesSender};
 use super::object::SimPod;
 use super::random::Random;
-use super::weather::{Fate, Weather};
+use super::weather::{Fate, SECOND, Weather};
 use hyper::body::Bytes;
 use hyper::{Method, Response};
 use serde_json::{Value, json};
@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 /// Number of API servers.
 pub(super) const SERVERS: usize = 2;
+/// A watch that has nothing to send gets a bookmark this often.
+const BOOKMARK: u64 = 60 * SECOND;
 
 /// One server's cache of one kind of objects.
 #[derive(Clone, Debug, Default)]
@@ -59,6 +61,8 @@ pub(super) struct Watch {
     sender: PiecesSender,
     /// When it ends by itself.
     pub(super) ends: u64,
+    /// When something was sent last.
+    sent: u64,
     /// When its connection died silently, if it has.
     pub(super) died: Option<u64>,
 }
@@ -298,6 +302,7 @@ impl ApiServers {
             unsent: Vec::new(),
             sender,
             ends: at + number("timeoutSeconds") * 1_000_000_000,
+            sent: at,
             died: flight.died,
         };
         if version < self.etcd.compacted {
@@ -317,7 +322,7 @@ impl ApiServers {
     }
 
     /// Sends a part of what a watch has to send. Returns whether the watch goes on.
-    pub(super) fn deliver(&mut self, number: u64, random: &mut Random) -> bool {
+    pub(super) fn deliver(&mut self, number: u64, at: u64, random: &mut Random) -> bool {
         let Some(watch) = self.watches.get_mut(&number) else { return false };
         if watch.version < self.etcd.restored {
             // etcd was restored: the server starts anew.
@@ -332,13 +337,17 @@ impl ApiServers {
             watch.version = change.version;
         }
         let behind = changes.get(some).map_or(upto, |next| upto.min(next.version - 1));
-        if random.chance(20) && watch.version < behind {
-            watch.version = behind;
-            let object = json!({ "kind": "Pod", "metadata": { "resourceVersion": behind.to_string() } });
+        let is_due = watch.version != u64::MAX && at >= watch.sent + BOOKMARK;
+        if is_due || random.chance(20) && watch.version < behind {
+            watch.version = watch.version.max(behind);
+            let object = json!({ "kind": "Pod", "metadata": { "resourceVersion": watch.version.to_string() } });
             watch.unsent.extend(format!("{}\n", json!({ "type": "BOOKMARK", "object": object })).into_bytes());
         }
         let piece = if random.chance(800) { watch.unsent.len() } else { random.place(watch.unsent.len() + 1) };
         let piece: Vec<u8> = watch.unsent.drain(..piece).collect();
+        if !piece.is_empty() {
+            watch.sent = at;
+        }
         let open = piece.is_empty() || watch.sender.send(Ok(Bytes::from(piece))).is_ok();
         if !open || watch.sender.is_closed() {
             self.watches.remove(&number);

@@ -24,8 +24,8 @@ const TAKEN: u32 = 12;
 /// How long after a restore of etcd older events may still be on their way.
 const RESTORED: u64 = 60 * SECOND;
 
-/// How long after somebody has put a claim back an extender may not have seen it: a watch that has died lasts this long.
-const TAMPERED: u64 = 400 * SECOND;
+/// How long after somebody has put a claim back an extender may not have seen it: until then it gives up a watch that has died.
+const TAMPERED: u64 = 180 * SECOND;
 
 /// A process, and a node whose agent has a stream to it.
 type StreamKey = (u64, String);

@@ -26,8 +26,9 @@ use std::time::Duration;
 
 /// How long a request that nobody answers stays open.
 const HANGS: u64 = 60 * SECOND;
-/// So long after its connection died silently an extender waits for an answer at most. A watch lasts 300 s, and 30 s more.
-const NOTICES: u64 = 400 * SECOND;
+/// An extender gives up a connection that died silently within this time: it waits 75 s for a watch that is quiet, and may be
+/// paused meanwhile.
+const NOTICES: u64 = 180 * SECOND;
 
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -458,7 +459,7 @@ impl World {
             return Ok(());
         };
         let pause = if self.calm { 60 * MS } else { 2 * self.weather.way(&mut self.random) };
-        if place.cut || self.held || self.api.deliver(watch, &mut self.random) {
+        if place.cut || self.held || self.api.deliver(watch, self.now, &mut self.random) {
             if self.random.chance(self.weather.broken_watch) && self.random.chance(100) {
                 let broken = self.random.chance(500);
                 self.api.end_watch(watch, broken);
