@@ -353,6 +353,7 @@ impl LockedCluster {
         nominated: Option<&NodeName>,
         nodes: &[(&str, &[PodUid])],
     ) -> PreemptVerdict {
+        let nominated = nominated.filter(|_| !planted(PlantedMistake::NominationIgnored));
         match self.cluster.lock().preempt(request, nominated, nodes, clock::monotonic()) {
             PreemptVerdict::Offers(_) if planted(PlantedMistake::EvictionsAlwaysHelp) => {
                 PreemptVerdict::Offers((0..nodes.len()).collect())

@@ -56,6 +56,8 @@ pub(super) enum PlantedMistake {
     ReportsOutliveTerm,
     /// Pods are evicted although that makes no room.
     EvictionsAlwaysHelp,
+    /// Pods are evicted for a pod although its nominated node gets room soon.
+    NominationIgnored,
     /// A bind takes the GPUs that the filter has proposed, whatever was claimed since.
     BindTrustsFilter,
     /// Pods that request no GPU are not taken over, so nothing explains their processes.
@@ -69,7 +71,7 @@ pub(super) enum PlantedMistake {
 #[cfg(test)]
 impl PlantedMistake {
     /// All of them.
-    pub(super) const ALL: [PlantedMistake; 26] = [
+    pub(super) const ALL: [PlantedMistake; 27] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,
         PlantedMistake::WrittenMarkIsSeen,
@@ -92,6 +94,7 @@ impl PlantedMistake {
         PlantedMistake::NoListIsEmpty,
         PlantedMistake::ReportsOutliveTerm,
         PlantedMistake::EvictionsAlwaysHelp,
+        PlantedMistake::NominationIgnored,
         PlantedMistake::BindTrustsFilter,
         PlantedMistake::PlainPodIsUnknown,
         PlantedMistake::HashIgnored,

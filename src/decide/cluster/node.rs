@@ -170,7 +170,8 @@ impl NodeClaims {
     }
 
     /// Whether a pod has ended and still holds its GPUs.
-    pub(super) fn is_ending(&self, uid: &PodUid) -> bool {
+    #[must_use]
+    pub fn is_ending(&self, uid: &PodUid) -> bool {
         self.ending.contains(uid)
     }
 

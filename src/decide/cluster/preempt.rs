@@ -127,9 +127,8 @@ impl ClusterState {
     /// `false` once the pod has waited for a minute.
     fn waits_for_ends(&mut self, request: &PlacementRequest, nominated: &NodeName, now: Monotonic) -> bool {
         let ends = |uid: &&PodUid| {
-            let deleted = self.locations.get(*uid).is_some_and(|location| location.is_being_deleted);
             let ending = self.nodes.get(nominated).is_some_and(|node| node.is_ending(uid));
-            deleted || ending || self.nominated.has_offered(&request.uid, nominated, uid)
+            self.is_being_deleted(uid) || ending || self.nominated.has_offered(&request.uid, nominated, uid)
         };
         let claims = self.nodes.get(nominated).into_iter().flat_map(|node| node.ledger().claims());
         let ending: Vec<PodUid> = claims.map(|(uid, _)| uid).filter(ends).cloned().collect();
@@ -143,6 +142,12 @@ impl ClusterState {
             return false;
         }
         self.nominated.waits(&request.uid, nominated, now)
+    }
+
+    /// Whether the deletion of a pod that holds GPUs was requested.
+    #[must_use]
+    pub fn is_being_deleted(&self, uid: &PodUid) -> bool {
+        self.locations.get(uid).is_some_and(|location| location.is_being_deleted)
     }
 
     /// The deletion of a pod was requested; `false`: it was not. The pod keeps its GPUs until it has ended.

@@ -9,10 +9,13 @@ use super::machine::Machine;
 use super::object::SimPod;
 use super::random::Random;
 use decide::cluster::{ClusterState, NodeClaims};
+use decide::placement::DeviceFitness;
 use model::id::{NodeName, PodUid};
+use model::time::Monotonic;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 impl KubeScheduler {
     /// No node fits: asks which evictions make room. No eviction helps on the unresolvable nodes.
@@ -115,6 +118,60 @@ pub(super) fn check(cluster: &ClusterState, question: &str, answer: &str) -> Res
         }
     }
     Ok(())
+}
+
+/// Since when each pod waits for the end of pods on its nominated node, as its extender believes.
+pub(super) type Waits = BTreeMap<PodUid, (String, Monotonic)>;
+
+/// A pod waits so long for the end of the processes of its victims.
+const WAITS: Duration = Duration::from_secs(60);
+
+/// What must also hold: no eviction is offered while a whole GPU becomes free for each that the pod requests, on the node to which
+/// it is nominated, once the pods there have ended that are being deleted or whose processes linger.
+pub(super) fn check_wait(
+    cluster: &ClusterState,
+    question: &str,
+    answer: &str,
+    (waits, now): (&mut Waits, Monotonic),
+) -> Result<(), String> {
+    let (question, answer) = (parsed(question), parsed(answer));
+    let uid = question["Pod"]["metadata"]["uid"].as_str().unwrap_or_default();
+    let pod = PodUid::parse(uid).map_err(|why| why.to_string())?;
+    let nominated = question["Pod"]["status"]["nominatedNodeName"].as_str().unwrap_or_default();
+    let node = NodeName::parse(nominated).ok().and_then(|name| cluster.node(&name));
+    let Some(node) = node.filter(|node| becomes_free(cluster, node, &question["Pod"]["spec"])) else {
+        waits.remove(&pod);
+        return Ok(());
+    };
+    let since = waits.entry(pod).or_insert_with(|| (nominated.to_owned(), now));
+    if since.0 != nominated {
+        *since = (nominated.to_owned(), now);
+    }
+    let offers = answer["NodeNameToMetaVictims"].as_object().is_some_and(|nodes| !nodes.is_empty());
+    match offers && now.since(since.1) < WAITS {
+        true => Err(format!("offers evictions for {uid}, and pods on {} end and make room for it", node.name())),
+        false => Ok(()),
+    }
+}
+
+/// Whether enough GPUs of a node have no claims but those of pods that end.
+fn becomes_free(cluster: &ClusterState, node: &NodeClaims, spec: &Value) -> bool {
+    let ends = |uid: &PodUid| node.is_ending(uid) || cluster.is_being_deleted(uid);
+    let claims = || node.ledger().claims();
+    let containers = ["initContainers", "containers"].into_iter().flat_map(|list| spec[list].as_array()).flatten();
+    let amounts = containers.map(|container| {
+        let amount = |name: &str| {
+            let text = container["resources"]["limits"][name].as_str().unwrap_or("0");
+            text.parse::<u64>().unwrap_or(u64::MAX)
+        };
+        (amount("nvidia.com/gpu"), amount("nvidia.com/gpumem") << 20)
+    });
+    let (gpus, most) = amounts.fold((0_u64, 0), |(gpus, most), (own, bytes)| (gpus.saturating_add(own), bytes.max(most)));
+    let free = node.devices().devices.iter().filter(|device| {
+        let stays = claims().any(|(uid, claim)| !ends(uid) && claim.demand(&device.uuid).containers > 0);
+        device.fitness == DeviceFitness::Fit && device.capacity.memory >= most && !stays
+    });
+    gpus > 0 && claims().any(|(uid, _)| ends(uid)) && free.count() as u64 >= gpus
 }
 
 /// Whether a node that takes claims has GPUs for each container alone, without these pods.

@@ -7,7 +7,7 @@ use super::super::measures::Verb;
 use super::super::settings::{ExtenderSettings, LeaseSettings};
 use super::super::{Extender, OwnIdentity};
 use super::network::{Outbox, SimulatedNetwork};
-use super::preemption;
+use super::preemption::{self, Waits};
 use super::random::Random;
 use apiserver::{ApiConnection, chance};
 use decide::cluster::{AnsweredNodes, ClusterRules, ClusterState};
@@ -66,6 +66,7 @@ pub(super) struct Process {
     stopping: bool,
     /// What does not hold of an answer to kube-scheduler.
     wrong: Arc<Mutex<Option<String>>>,
+    waits: Arc<Mutex<Waits>>,
 }
 
 /// What differs between the machines of processes.
@@ -126,6 +127,7 @@ impl Process {
             lapsed: true,
             stopping: false,
             wrong: Arc::default(),
+            waits: Arc::default(),
         }
     }
 
@@ -198,6 +200,7 @@ impl Process {
         let (leadership, verbs) = (Arc::clone(&self.extender.leadership), Arc::clone(&self.extender.verbs));
         let (answers, wrong, cluster) =
             (Arc::clone(answers), Arc::clone(&self.wrong), Arc::clone(&self.extender.cluster));
+        let waits = Arc::clone(&self.waits);
         self.runtime.spawn(async move {
             let answer = match verb {
                 _ if !leadership.decides() => Err("503".to_owned()),
@@ -205,10 +208,13 @@ impl Process {
                 Verb::Prioritize => verbs.prioritize(body.as_bytes()),
                 Verb::Preempt => {
                     let answer = verbs.preempt(body.as_bytes());
-                    if let Ok(text) = &answer
-                        && let Err(why) = cluster.inspect(|cluster| preemption::check(cluster, &body, text))
-                    {
-                        *wrong.lock() = Some(why);
+                    if let Ok(text) = &answer {
+                        let (mut waits, now) = (waits.lock(), clock::monotonic());
+                        let checked = cluster.inspect(|cluster| {
+                            preemption::check(cluster, &body, text)?;
+                            preemption::check_wait(cluster, &body, text, (&mut waits, now))
+                        });
+                        checked.err().into_iter().for_each(|why| *wrong.lock() = Some(why));
                     }
                     answer
                 }
