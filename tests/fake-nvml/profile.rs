@@ -49,9 +49,10 @@ const REMAPS_ROWS: &[&str] = &["nvmlDeviceGetRetiredPages*"];
 /// Inference GPUs have neither MIG nor GPM ([`GpuModel::has_gpm`]).
 const NO_MIG_NO_GPM: &[&str] = &["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetRetiredPages*"];
 
-/// The GB10 shares the memory of the CPU: NVML does not report its size.
+/// The GB10 shares the memory of the CPU: NVML reports neither its size nor that of BAR1.
 const GB10_LACKS: &[&str] = &[
     "nvmlDeviceGetMemoryInfo*",
+    "nvmlDeviceGetBAR1MemoryInfo",
     "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetTotalEccErrors",
     "nvmlDeviceGetRemappedRows",

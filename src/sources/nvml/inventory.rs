@@ -8,7 +8,7 @@ use crate::nvml::poll_round::{Failed, PollRound, renew, settle};
 use crate::nvml::{memory, presence, raw};
 use crate::roots::HostRoots;
 use clock::monotonic;
-use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, UnidentifiedGpu};
+use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MemoryKind, MigInstance, UnidentifiedGpu};
 use model::hardware::Board;
 use model::id::GpuUuid;
 use model::physical_range::{ImplausibleValue, PhysicalRange as Range};
@@ -286,7 +286,7 @@ fn read(round: &mut PollRound<'_>, roots: &HostRoots, device: &Device<'static>, 
     let power_limit = round.call("power limit", || device.enforced_power_limit());
     let power_limit =
         round.within(Range::POWER_LIMIT, power_limit.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)));
-    let (memory, memory_kind) = memory::or_host(round.call("memory size", || raw::memory(device)), &roots.procfs);
+    let (memory, memory_kind) = memory::identify(round, device, &roots.procfs);
     let memory_total = round.within(Range::MEMORY_TOTAL, memory.map(|memory| Bytes(memory.total)));
     Gpu {
         uuid,
@@ -318,7 +318,12 @@ fn compute(capability: CudaComputeCapability) -> Result<ComputeCapability, Absen
 
 /// Known values keep their times where the new read is equal or failed. The power limit is the exception, because an
 /// operator may change it.
-fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
+fn merge(old: &Gpu, mut fresh: Gpu) -> Gpu {
+    // A GPU that has shown memory of its own keeps it, whatever the driver answers later.
+    let has_own_memory = old.memory_kind != MemoryKind::Host && old.memory_total.value().is_some();
+    if has_own_memory && fresh.memory_kind == MemoryKind::Host {
+        fresh.memory_total = Reading::Absent(Absence::NotSupported);
+    }
     Gpu {
         minor: settle(old.minor, fresh.minor),
         model: if &*fresh.model == "unknown" { Arc::clone(&old.model) } else { fresh.model },

@@ -3,13 +3,14 @@
 //!
 //! ```text
 //!   nvmlDeviceGetMemoryInfo_v2 ──not in this driver──▶ nvmlDeviceGetMemoryInfo   used contains what is reserved
-//!              └──not supported by the GPU──▶ /proc/meminfo                       shared with the host
+//!              └──not supported──▶ nvmlDeviceGetBAR1MemoryInfo ──not supported──▶ /proc/meminfo   shared with the host
 //! ```
 //!
 //! What must never happen here: a part of the memory that is larger than the memory; a part that the driver does not
-//! report, shown as zero.
+//! report, shown as zero; the host's memory, shown for a GPU with memory of its own.
 
 use crate::bounded_file;
+use crate::nvml::poll_round::PollRound;
 use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::raw;
 use crate::procfs::host_file::meminfo;
@@ -18,6 +19,7 @@ use model::physical_range::PhysicalRange as Range;
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::{Absence, Reading};
+use nvml_wrapper::Device;
 use std::path::Path;
 
 /// Longest `/proc/meminfo` that is read: the kernel's has 1.5 KiB.
@@ -50,6 +52,21 @@ pub(super) fn read(gpu: &mut PolledGpu, procfs: &Path, at: Monotonic) {
     (gpu.sample.memory_used, gpu.sample.memory_reserved, gpu.sample.memory_free) = (used, reserved, free);
 }
 
+/// Reads the memory of a GPU for the inventory, and finds out what the values mean.
+///
+/// A driver may refuse the call for a GPU with memory of its own. So the GPU gets the host's memory only if the driver
+/// does not support the call for BAR1 either. BAR1 is the part of the GPU's own memory that PCIe can reach.
+pub(super) fn identify(
+    round: &mut PollRound<'_>,
+    device: &Device<'static>,
+    procfs: &Path,
+) -> (Result<raw::Memory, Absence>, MemoryKind) {
+    let answer = round.call("memory size", || raw::memory(device));
+    let shares_host_memory = matches!(answer, Err(Absence::NotSupported))
+        && matches!(round.call("BAR1 memory", || device.bar1_memory_info()), Err(Absence::NotSupported));
+    if shares_host_memory { or_host(answer, procfs) } else { own(answer) }
+}
+
 /// The answer of the driver, and what the values mean.
 fn own(answer: Result<raw::Memory, Absence>) -> (Result<raw::Memory, Absence>, MemoryKind) {
     let kind = match &answer {
@@ -59,11 +76,8 @@ fn own(answer: Result<raw::Memory, Absence>) -> (Result<raw::Memory, Absence>, M
     (answer, kind)
 }
 
-/// The answer of the driver, or the host's memory if the GPU has none of its own, and what the values mean.
-pub(super) fn or_host(
-    answer: Result<raw::Memory, Absence>,
-    procfs: &Path,
-) -> (Result<raw::Memory, Absence>, MemoryKind) {
+/// The answer of the driver about a GPU without memory of its own, or else the host's memory, and what the values mean.
+fn or_host(answer: Result<raw::Memory, Absence>, procfs: &Path) -> (Result<raw::Memory, Absence>, MemoryKind) {
     match answer {
         Err(Absence::NotSupported) => match of_host(procfs) {
             Some(memory) => (Ok(memory), MemoryKind::Host),

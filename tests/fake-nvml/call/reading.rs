@@ -8,8 +8,8 @@ use crate::gpu::{Board, RING, float, small, whole};
 use crate::scenario::{ReadingKind as Q, SickLink};
 use crate::state::{View, log_call, sums};
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlSample_t, nvmlTemperature_t, nvmlUtilization_t,
-    nvmlValue_t, nvmlViolationTime_t,
+    nvmlBAR1Memory_t, nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlSample_t, nvmlTemperature_t,
+    nvmlUtilization_t, nvmlValue_t, nvmlViolationTime_t,
 };
 use std::ffi::{c_int, c_longlong, c_uint, c_ulonglong};
 
@@ -165,6 +165,13 @@ calls! {
         }
         let [total, reserved, used, free] = view.board()?.memory(view.instance, view.time)?;
         put(memory, nvmlMemory_v2_t { version, total, reserved, free, used })
+    }
+
+    fn nvmlDeviceGetBAR1MemoryInfo(handle: nvmlDevice_t, memory: *mut nvmlBAR1Memory_t) of device(handle); |view| {
+        let [total, ..] = view.board()?.memory(view.instance, view.time)?;
+        // The size of a BAR is a power of two.
+        let size = total.next_power_of_two();
+        put(memory, nvmlBAR1Memory_t { bar1Total: size, bar1Free: size, bar1Used: 0 })
     }
 
     fn nvmlDeviceGetUtilizationRates(handle: nvmlDevice_t, rates: *mut nvmlUtilization_t) of device(handle); |view| {

@@ -21,6 +21,7 @@ fn each_model_has_its_name_memory_and_architecture() {
             (Err(NvmlError::NotSupported), "GB10") => {}
             (memory, _) => assert_eq!(memory.unwrap().total, profile.memory_total),
         }
+        assert_eq!(device.bar1_memory_info().is_ok(), profile.model != "GB10", "{}", profile.model);
     }
 }
 

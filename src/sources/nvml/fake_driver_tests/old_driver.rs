@@ -1,10 +1,10 @@
 //! Tests of drivers that lack the newest version of a call, and of GPUs without memory of their own.
 
-use super::{FakeGpu, Harness, Scenario, fake_gpus, of, put};
+use super::{FakeGpu, Harness, Scenario, error, fake_gpus, of, put};
 use crate::procfs::host_file::tests::meminfo_with;
 use lab::scenario::{MigSlot, ProcessList, process};
 use model::Absence;
-use model::gpu::MemoryKind;
+use model::gpu::{Gpu, MemoryKind};
 use model::unit::Bytes;
 
 const GIB: u64 = 1 << 30;
@@ -68,4 +68,32 @@ fn a_gpu_without_memory_of_its_own_shows_the_memory_of_the_host() {
     // The host has less available now.
     put(&harness.path("proc/meminfo"), &meminfo(1_000_000));
     harness.sample(0, "the new value", |sample| sample.memory_free.get() == Some(Bytes(1_000_000 * 1024)));
+}
+
+#[test]
+fn a_gpu_with_memory_of_its_own_never_shows_the_memory_of_the_host() {
+    let refused = |call, gpu| error(call, gpu, 3);
+    let faults = vec![refused("nvmlDeviceGetMemoryInfo*", 0)];
+    let mut harness = Harness::prepare(Scenario { faults, ..of(vec![fake_gpus("H100", 2)]) });
+    put(&harness.path("proc/meminfo"), &meminfo(97_656_250));
+    harness.open();
+    let gpus = harness.until("both", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 2));
+    let size = 81_559 * Bytes::MIB;
+    assert_eq!(gpus[0].memory_total.absence(), Some(Absence::NotSupported), "refused from the start");
+    assert_eq!((gpus[1].memory_total.get(), gpus[1].memory_kind), (Some(Bytes(size)), MemoryKind::Own));
+    // Later the driver refuses the calls for the other GPU. The power limit shows that an inventory had these answers.
+    harness.change(|scenario| {
+        scenario.faults.push(refused("nvmlDeviceGetMemoryInfo*", 1));
+        scenario.faults.push(refused("nvmlDeviceGetBAR1MemoryInfo", 1));
+        scenario.faults.push(error("nvmlDeviceGetEnforcedPowerLimit", 1, 999));
+    });
+    let later = |gpus: &Vec<Gpu>| gpus[1].power_limit.absence().is_some();
+    let gpus = harness.until("the refusals", |seen| seen.gpus.clone().filter(later));
+    assert_eq!((gpus[1].memory_total.get(), gpus[1].memory_kind), (Some(Bytes(size)), MemoryKind::Own));
+    harness.sample(1, "no memory", |sample| sample.memory_used.absence() == Some(Absence::NotSupported));
+    // The driver answers again.
+    harness.change(|scenario| scenario.faults.clear());
+    let known = |gpus: &Vec<Gpu>| gpus[0].memory_total.get() == Some(Bytes(size));
+    let gpus = harness.until("the size of both", |seen| seen.gpus.clone().filter(known));
+    assert!(gpus.iter().all(|gpu| gpu.memory_kind == MemoryKind::Own), "{gpus:?}");
 }
