@@ -24,6 +24,10 @@ impl Slot {
         if number.len() > 1 && number.starts_with('0') || !number.bytes().all(|digit| digit.is_ascii_digit()) {
             return None;
         }
+        // Another plugin writes `<uuid>-_-7`.
+        if !device.ends_with(|last: char| last.is_ascii_alphanumeric()) {
+            return None;
+        }
         let number = number.parse().ok().filter(|number| *number < MAX_SLOTS_PER_DEVICE)?;
         Some(Slot { device: GpuUuid::parse(device).ok()?, number })
     }
@@ -45,9 +49,19 @@ mod tests {
         let slot = Slot::parse(&format!("{uuid}-7")).unwrap();
         assert_eq!((slot.device.as_str(), slot.number), (uuid, 7));
         assert_eq!(slot.to_string(), format!("{uuid}-7"));
-        for bad in
-            ["", "GPU", "GPU-aa-07", "GPU-aa-1000", "GPU-aa-x", "GPU-aa-", "-1", "GPU aa-1", "GPU-aa::1", "GPU-aa-+1"]
-        {
+        for bad in [
+            "",
+            "GPU",
+            "GPU-aa-07",
+            "GPU-aa-1000",
+            "GPU-aa-x",
+            "GPU-aa-",
+            "-1",
+            "GPU aa-1",
+            "GPU-aa::1",
+            "GPU-aa-+1",
+            "GPU-aa-_-1",
+        ] {
             assert_eq!(Slot::parse(bad), None, "{bad}");
         }
     }

@@ -212,6 +212,7 @@ mod tests {
             ("nvidia.com/gpu", &*format!("{gpu}-3"), false),
             ("nvidia.com/gpu", gpu, true),
             ("nvidia.com/gpu", "nvidia0", true),
+            ("nvidia.com/gpu", &*format!("{gpu}-_-3"), true),
             ("nvidia.com/mig-1g.10gb", "MIG-1f5b9a3e", true),
             ("nvidia.com/gpu.shared", &*format!("{gpu}::1"), true),
             ("rdma.example.com/hca", "mlx5_0", false),

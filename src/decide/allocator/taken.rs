@@ -4,7 +4,7 @@
 //!   entries of other plugins or resources, in the ─┐
 //!   kubelet's checkpoint or PodResources           ├─▶ taken   device ▶ pod
 //!   claims on a GPU that is divided into instances ─┤
-//!   claims on a device of which there is no record ─┘  and entries that name none: every device
+//!   claims on a device of which there is no record ─┘  and entries that name an unknown one, or none: every device
 //! ```
 //!
 //! A pod with a claim that names only devices of this node holds what its claim says, whichever plugin gave it its
@@ -40,9 +40,9 @@ pub(super) type TakenDevices = BTreeMap<GpuUuid, (PodUid, PodRef)>;
 enum NamedDevice {
     /// These devices.
     Offered(Vec<GpuUuid>),
-    /// A device that the node does not offer: it is gone.
-    Gone,
-    /// Not known.
+    /// A device that the node has or had and does not offer.
+    Withdrawn,
+    /// A device of which there is no record: it may be any device of the node.
     Unknown,
 }
 
@@ -103,7 +103,7 @@ impl NodeAllocator {
                     NamedDevice::Offered(devices) => {
                         devices.into_iter().filter(|one| !claimed.contains(one)).for_each(|one| take(one, uid, pod));
                     }
-                    NamedDevice::Gone => {}
+                    NamedDevice::Withdrawn => {}
                     NamedDevice::Unknown => unknown = true,
                 }
             }
@@ -139,8 +139,7 @@ impl NodeAllocator {
         self.ledger.get(uid).is_some_and(|claim| claim.claim.shares().all(|share| known(&share.device)))
     }
 
-    /// The devices that another plugin means by this name. The kubelet gives only devices that a plugin of this node
-    /// has listed, so an unknown UUID is that of a GPU that is gone.
+    /// The devices that another plugin means by this name.
     fn meaning(&self, name: &str) -> NamedDevice {
         let meanings = gpu_id::meanings(name);
         for device in &meanings {
@@ -152,7 +151,8 @@ impl NodeAllocator {
                 return NamedDevice::Offered(instances);
             }
         }
-        if gpu_id::is_of_gpu(name) { NamedDevice::Gone } else { NamedDevice::Unknown }
+        let is_withdrawn = |device: &GpuUuid| gpu_id::is_of_gpu(device.as_str()) && self.is_withdrawn(device);
+        if meanings.iter().any(is_withdrawn) { NamedDevice::Withdrawn } else { NamedDevice::Unknown }
     }
 }
 

@@ -35,8 +35,19 @@ fn stranger(n: u32) -> GpuPod {
 #[test]
 fn a_gpu_that_another_plugin_gave_counts_as_taken_until_the_pod_ends() {
     let mig = format!("MIG-{}/1/0", device(0));
-    let (whole, slice, slot) = (device(0).to_string(), format!("{}::4", device(0)), format!("{}-4", device(0)));
-    for (own_resource, name) in [(true, &whole), (true, &slice), (true, &slot), (false, &whole), (false, &mig)] {
+    let whole = device(0).to_string();
+    let [slice, slot, other, another, third] = ["::4", "-4", "__1", "-_-3", "_3"].map(|end| format!("{whole}{end}"));
+    for (own_resource, name) in [
+        (true, &whole),
+        (true, &slice),
+        (true, &slot),
+        (true, &other),
+        (true, &another),
+        (true, &third),
+        (false, &whole),
+        (false, &mig),
+        (false, &other),
+    ] {
         let mut allocator = allocator(vec![stranger(9), single(1, device_share(0, 8, 30))]);
         assert!(allocator.set_other_holdings(vec![holding(9, own_resource, &[name])]), "{name}");
         assert_eq!(free_slots(&allocator), [(device(0), 0, true), (device(1), 10, false)], "{name}");
@@ -76,13 +87,25 @@ fn names_that_stand_for_no_known_gpu_take_every_device_of_the_agents_resource() 
         (true, &["nvidia0"][..], 2),
         (true, &[], 2),
         (false, &["nvidia0"], 0),
-        // The kubelet gave a GPU that is no longer there.
-        (true, &["GPU-77777777-0000-4000-8000-000000000000"], 0),
-        (true, &["MIG-77777777-0000-4000-8000-000000000000"], 0),
+        // There is no record of these GPUs.
+        (true, &["GPU-77777777-0000-4000-8000-000000000000"], 2),
+        (true, &["MIG-77777777-0000-4000-8000-000000000000"], 2),
+        (true, &["GPU-77777777-0000-4000-8000-000000000000__1"], 2),
+        (false, &["GPU-77777777-0000-4000-8000-000000000000"], 0),
     ] {
         let mut allocator = allocator(vec![stranger(9)]);
         allocator.set_other_holdings(vec![holding(9, own_resource, names)]);
         assert_eq!(allocator.taken().count(), taken, "{own_resource} {names:?}");
+    }
+}
+
+#[test]
+fn a_name_of_a_gpu_that_was_lost_takes_nothing_of_the_others() {
+    let mut allocator = allocator(vec![stranger(9)]);
+    allocator.set_devices(vec![shared_gpu(0, 10)]);
+    for end in ["", "::1", "__1"] {
+        allocator.set_other_holdings(vec![holding(9, true, &[&format!("{}{end}", device(1))])]);
+        assert_eq!(allocator.taken().count(), 0, "{end}");
     }
 }
 
@@ -138,21 +161,23 @@ proptest! {
     /// Whatever pods hold, however it is named: no start gives a container a device that another owner holds.
     #[test]
     fn no_start_gives_a_device_that_another_owner_holds(
-        names in prop::collection::vec((0..3_u32, 0..5_u8), 0..4), own_resource: bool, gpu in 0..2_u32,
+        names in prop::collection::vec((0..3_u32, 0..6_u8), 0..4), own_resource: bool, gpu in 0..2_u32,
     ) {
         let name = |(n, kind): &(u32, u8)| match kind {
             0 => device(*n).to_string(),
             1 => format!("{}::1", device(*n)),
             2 => format!("{}-1", device(*n)),
             3 => format!("MIG-{}/1/0", device(*n)),
+            4 => format!("{}__1", device(*n)),
             _ => format!("nvidia{n}"),
         };
         let texts: Vec<String> = names.iter().map(name).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut allocator = allocator(vec![stranger(9), single(1, DeviceShare { memory: Some(Bytes(GIB)), ..device_share(gpu, 1, 1) })]);
         allocator.set_other_holdings(vec![holding(9, own_resource, &texts)]);
-        let held = names.iter().any(|(n, kind)| *kind < 4 && *n == gpu);
-        let unknown = own_resource && (names.is_empty() || names.iter().any(|(_, kind)| *kind == 4));
+        let held = names.iter().any(|(n, kind)| *kind < 5 && *n == gpu);
+        // The node has no third GPU.
+        let unknown = own_resource && (names.is_empty() || names.iter().any(|(n, kind)| *kind == 5 || *n == 2));
         let start = allocator.start(&ids(&[(gpu, 0)]), Some(&[row(1, "main", &[(gpu, 0)], 1)]));
         prop_assert_eq!(matches!(start, StartVerdict::Refuse { .. }), held || unknown, "{:?}", start);
         // The pod itself has the first slot.
