@@ -37,4 +37,6 @@ pub struct ForeignEntry {
     pub own_resource: bool,
     /// The GPUs in the answer of the other plugin; where it names none, the device ids.
     pub devices: Vec<Arc<str>>,
+    /// The minor numbers of the GPUs whose device nodes are in that answer.
+    pub nodes: Vec<u32>,
 }

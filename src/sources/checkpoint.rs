@@ -77,9 +77,9 @@ impl CheckpointReader {
         let (mut own, mut foreign) = (Vec::new(), Vec::new());
         for mut row in checkpoint.allocations {
             let own_resource = *row.resource == *self.resource;
-            let answered = std::mem::take(&mut row.answered);
+            let answer = (std::mem::take(&mut row.answered), std::mem::take(&mut row.nodes));
             let entry = held(row);
-            foreign.extend(foreign_entry(&entry, answered, own_resource));
+            foreign.extend(foreign_entry(&entry, answer, own_resource));
             if own_resource {
                 own.push(entry);
             }
@@ -91,8 +91,12 @@ impl CheckpointReader {
 }
 
 /// The devices that a container got from another plugin, or GPUs that it got under another resource. `None` if the
-/// entry has neither. `answered` are the GPUs that the plugin's answer names.
-fn foreign_entry(entry: &CheckpointEntry, answered: Vec<Arc<str>>, own_resource: bool) -> Option<ForeignEntry> {
+/// entry has neither. `answered` are the GPUs that the plugin's answer names, `nodes` those whose device nodes it has.
+fn foreign_entry(
+    entry: &CheckpointEntry,
+    (answered, nodes): (Vec<Arc<str>>, Vec<u32>),
+    own_resource: bool,
+) -> Option<ForeignEntry> {
     if own_resource && !entry.is_foreign() {
         return None;
     }
@@ -100,7 +104,8 @@ fn foreign_entry(entry: &CheckpointEntry, answered: Vec<Arc<str>>, own_resource:
     if !own_resource {
         devices.retain(|name| gpu_id::is_of_gpu(name));
     }
-    (own_resource || !devices.is_empty()).then(|| ForeignEntry { holder: entry.holder.clone(), own_resource, devices })
+    let has_gpus = own_resource || !devices.is_empty() || !nodes.is_empty();
+    has_gpus.then(|| ForeignEntry { holder: entry.holder.clone(), own_resource, devices, nodes })
 }
 
 /// The ids that the checkpoint lists as devices of `resource`, from any plugin; empty if the checkpoint cannot be read.
@@ -147,6 +152,8 @@ mod tests {
                 (&*entry.holder.container, entry.own_resource, devices)
             })
             .collect();
+        let nodes: Vec<u32> = entries.foreign.iter().flat_map(|entry| entry.nodes.clone()).collect();
+        assert_eq!(nodes, [0, 1], "of the last two entries");
         let (zero, one) = ("GPU-00000000-0d2c-4b7f-9a51-2f1f6a1f8d11", "GPU-00000001-0d2c-4b7f-9a51-2f1f6a1f8d11");
         let mig = "MIG-00000002-0d2c-4b7f-9a51-2f1f6a1f8d11";
         assert_eq!(
@@ -161,6 +168,7 @@ mod tests {
                 ("cdi", true, vec![one]),
                 ("mig", false, vec![mig]),
                 ("named-otherwise", true, vec!["nvidia0"]),
+                ("elsewhere", false, vec![]),
             ]
         );
         assert_eq!((entries.held.len(), entries.unreadable.len()), (9, 0), "the agent's own entry is no foreign one");

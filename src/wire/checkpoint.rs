@@ -17,6 +17,7 @@
 //! What must never happen here: one unreadable entry hides the others; the answer of another plugin is taken for an
 //! answer of the agent.
 
+use crate::cdi::host::gpu_of_path;
 use crate::decode_error::{DecodeError, shown};
 use crate::ticket;
 use base64::Engine;
@@ -27,7 +28,7 @@ use model::nvidia;
 use prost::Message;
 use serde::Deserialize;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Maximum size: 65,536 devices of 63 characters, twice, are 9 MiB, and answers to `Allocate` are small.
@@ -59,6 +60,8 @@ pub struct CheckpointRow {
     pub foreign: bool,
     /// The UUIDs of GPUs and MIG instances in another plugin's answer, ordered, each once.
     pub answered: Vec<Arc<str>>,
+    /// The minor numbers of the GPUs whose device nodes are in another plugin's answer, ordered, each once.
+    pub nodes: Vec<u32>,
 }
 
 /// The checkpoint.
@@ -182,6 +185,7 @@ fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
         ticket: answer.ticket,
         foreign: answer.is_not_empty && !answer.ours,
         answered: answer.gpus,
+        nodes: answer.nodes,
     })
 }
 
@@ -196,6 +200,8 @@ struct AnswerParts {
     ours: bool,
     /// The UUIDs of GPUs and MIG instances, if the answer is another plugin's.
     gpus: Vec<Arc<str>>,
+    /// The minor numbers of the GPUs whose device nodes are in it, if the answer is another plugin's.
+    nodes: Vec<u32>,
 }
 
 /// The fields that are read of a plugin's answer to `Allocate`: `ContainerAllocateResponse` in the kubelet's
@@ -207,6 +213,8 @@ struct AllocateResponse {
     envs: BTreeMap<String, Vec<u8>>,
     #[prost(message, repeated, tag = "2")]
     mounts: Vec<NamedMount>,
+    #[prost(message, repeated, tag = "3")]
+    devices: Vec<NamedNode>,
     #[prost(btree_map = "string, bytes", tag = "4")]
     annotations: BTreeMap<String, Vec<u8>>,
     #[prost(message, repeated, tag = "5")]
@@ -219,6 +227,14 @@ struct NamedMount {
     /// Bytes, for the same reason.
     #[prost(bytes = "vec", tag = "1")]
     container_path: Vec<u8>,
+}
+
+/// `DeviceSpec` of the same file.
+#[derive(Clone, PartialEq, Message)]
+struct NamedNode {
+    /// Bytes, for the same reason.
+    #[prost(bytes = "vec", tag = "2")]
+    host_path: Vec<u8>,
 }
 
 /// `CDIDevice` of the same file.
@@ -237,11 +253,15 @@ fn answer_parts(answer: &str) -> Option<AnswerParts> {
     let cdi_devices: Vec<Arc<str>> = names.map(Arc::from).collect();
     let written = answer.annotations.get(ticket::ANNOTATION).map(|value| std::str::from_utf8(value).ok());
     let ours = written.is_some() || cdi_devices.iter().any(|name| name.starts_with(ticket::KIND));
-    let gpus =
-        if ours { Vec::new() } else { named_gpus(&answer.envs, &answer.mounts, &answer.annotations, &cdi_devices) };
+    let (mut gpus, mut nodes) = (Vec::new(), Vec::new());
+    if !ours {
+        gpus = named_gpus(&answer.envs, &answer.mounts, &answer.annotations, &cdi_devices);
+        nodes = gpus_of_nodes(&answer.devices);
+    }
     Some(AnswerParts {
         ours,
         gpus,
+        nodes,
         cdi_devices,
         ticket: written.flatten().and_then(|value| Ticket::parse(value).ok()),
         is_not_empty: !bytes.is_empty(),
@@ -274,6 +294,13 @@ fn named_gpus(
     gpus.sort();
     gpus.dedup();
     gpus
+}
+
+/// The minor numbers of the GPUs whose device nodes a container gets.
+fn gpus_of_nodes(devices: &[NamedNode]) -> Vec<u32> {
+    let numbers = devices.iter().filter_map(|node| gpu_of_path(&String::from_utf8_lossy(&node.host_path)));
+    let numbers: BTreeSet<u32> = numbers.take(MAX_ANSWERED).collect();
+    numbers.into_iter().collect()
 }
 
 #[cfg(test)]

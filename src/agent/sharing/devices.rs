@@ -88,6 +88,7 @@ fn shared_devices(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)
         device: device.clone(),
         parent: (*device != gpu.uuid).then(|| gpu.uuid.clone()),
         index: gpu.index,
+        minor: gpu.minor.get(),
         model: register::product(&gpu.model).into(),
         slots: u16::try_from(own.unwrap_or(config.slots)).unwrap_or(u16::MAX).min(model::slot::MAX_SLOTS_PER_DEVICE),
         memory,

@@ -142,15 +142,16 @@ impl HolderSources {
     /// and, while a part of it cannot be read, also by PodResources.
     pub(super) fn others(&self, pods: &PodList) -> Vec<OtherHolding> {
         let live = || pods.pods.iter().filter(|pod| !pod.ended());
-        let of = |pod: &Arc<Pod>, own_resource, devices: &[Arc<str>]| OtherHolding {
+        let of = |pod: &Arc<Pod>, own_resource, devices: &[Arc<str>], nodes: &[u32]| OtherHolding {
             uid: pod.cgroup_uid().clone(),
             pod: pod.name.clone(),
             own_resource,
             devices: devices.to_vec(),
+            nodes: nodes.to_vec(),
         };
         let by_checkpoint = self.foreign.iter().filter_map(|entry| {
             let pod = live().find(|pod| *pod.cgroup_uid() == entry.holder.pod)?;
-            Some(of(pod, entry.own_resource, &entry.devices))
+            Some(of(pod, entry.own_resource, &entry.devices, &entry.nodes))
         });
         let mut others: Vec<OtherHolding> = by_checkpoint.collect();
         if self.is_torn || !self.is_whole() {
@@ -159,7 +160,7 @@ impl HolderSources {
             };
             others.extend(self.listing.foreign().into_iter().filter_map(|(one, own_resource)| {
                 let pod = live().find(|pod| is(pod, one))?;
-                Some(of(pod, own_resource, &one.ids))
+                Some(of(pod, own_resource, &one.ids, &[]))
             }));
         }
         others.sort();

@@ -167,7 +167,8 @@ impl Listing {
 }
 
 /// Whether an entry has ids that this agent does not give, or GPUs under another resource. PodResources has no answers of
-/// plugins, so another plugin's ids that look like slots are not recognised.
+/// plugins, so another plugin's ids that look like slots are not recognised, nor are GPUs that another resource names by other
+/// ids than UUIDs.
 fn is_foreign(one: &ContainerDevices, resource: &str) -> bool {
     match *one.resource == *resource {
         true => one.ids.iter().any(|id| Slot::parse(id).is_none()),

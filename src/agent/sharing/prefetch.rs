@@ -321,6 +321,7 @@ mod tests {
             device: device.clone(),
             parent: None,
             index: 0,
+            minor: Some(0),
             model: "H100".into(),
             slots: 10,
             memory: Bytes(80 << 30),

@@ -14,6 +14,8 @@ pub struct SharedDevice {
     pub parent: Option<GpuUuid>,
     /// The index that NVML gives it.
     pub index: u32,
+    /// The `N` of the GPU's `/dev/nvidiaN`.
+    pub minor: Option<u32>,
     /// The model, as the register annotation spells it.
     pub model: Arc<str>,
     /// Number of slots: how many containers may share it.

@@ -12,6 +12,7 @@
 //!
 //! What must never happen here: a device counts as free although a live pod has it, because the agent did not give it.
 
+use super::device::SharedDevice;
 use super::state::NodeAllocator;
 use model::gpu_id;
 use model::gpu_pod::GpuPod;
@@ -31,6 +32,8 @@ pub struct OtherHolding {
     pub own_resource: bool,
     /// The names of the devices, as the other plugin spells them.
     pub devices: Vec<Arc<str>>,
+    /// The minor numbers of the GPUs whose device nodes the pod got.
+    pub nodes: Vec<u32>,
 }
 
 /// The holder of each taken device.
@@ -89,27 +92,8 @@ impl NodeAllocator {
         let mut take = |device: GpuUuid, uid: &PodUid, pod: &PodRef| {
             taken.entry(device).or_insert_with(|| (uid.clone(), pod.clone()));
         };
-        for OtherHolding { uid, pod, own_resource, devices } in &self.others {
-            let claimed: BTreeSet<&GpuUuid> = self
-                .ledger
-                .get(uid)
-                .into_iter()
-                .flat_map(|claim| claim.claim.shares())
-                .map(|share| &share.device)
-                .collect();
-            let mut unknown = devices.is_empty();
-            for name in devices {
-                match self.meaning(name) {
-                    NamedDevice::Offered(devices) => {
-                        devices.into_iter().filter(|one| !claimed.contains(one)).for_each(|one| take(one, uid, pod));
-                    }
-                    NamedDevice::Withdrawn => {}
-                    NamedDevice::Unknown => unknown = true,
-                }
-            }
-            if unknown && *own_resource && !self.names_known_devices(uid) {
-                self.devices.keys().for_each(|device| take(device.clone(), uid, pod));
-            }
+        for holding in &self.others {
+            self.devices_of(holding).into_iter().for_each(|device| take(device, &holding.uid, &holding.pod));
         }
         for (uid, device) in self.claims_elsewhere() {
             let Some(pod) = self.pods.by_uid.get(uid).map(|gpu_pod| &gpu_pod.pod) else { continue };
@@ -121,6 +105,36 @@ impl NodeAllocator {
             }
         }
         self.taken = taken;
+    }
+
+    /// The devices that this pod holds and does not claim.
+    fn devices_of(&self, OtherHolding { uid, own_resource, devices, nodes, .. }: &OtherHolding) -> BTreeSet<GpuUuid> {
+        let mut held: BTreeSet<GpuUuid> = BTreeSet::new();
+        let mut unknown = devices.is_empty();
+        for name in devices {
+            match self.meaning(name) {
+                NamedDevice::Offered(devices) => held.extend(devices),
+                NamedDevice::Withdrawn => {}
+                NamedDevice::Unknown => unknown = true,
+            }
+        }
+        // Device nodes show the GPUs whatever their names are: each offered GPU has one.
+        if unknown && nodes.is_empty() && *own_resource && !self.names_known_devices(uid) {
+            return self.devices.keys().cloned().collect();
+        }
+        // A container with a MIG instance also has the device node of the whole GPU.
+        let parent = |device: &GpuUuid| self.devices.get(device).and_then(|device| device.parent.as_ref());
+        let divided: BTreeSet<&GpuUuid> = held.iter().filter_map(parent).collect();
+        let has_node = |device: &&SharedDevice| {
+            device.minor.is_some_and(|minor| nodes.contains(&minor))
+                && device.parent.as_ref().is_none_or(|gpu| !divided.contains(gpu))
+        };
+        held.extend(self.devices.values().filter(has_node).map(|device| device.device.clone()));
+        let claimed = self.ledger.get(uid).into_iter().flat_map(|claim| claim.claim.shares());
+        for share in claimed {
+            held.remove(&share.device);
+        }
+        held
     }
 
     /// The devices in the claims of started pods that are not offered.

@@ -30,6 +30,7 @@ pub(super) fn shared_gpu(n: u32, slots: u16) -> SharedDevice {
         device: device(n),
         parent: None,
         index: n,
+        minor: Some(n),
         model: "NVIDIA H100".into(),
         slots,
         memory: Bytes(80 * GIB),

@@ -469,6 +469,7 @@ impl Machine {
             device: gpu.uuid.clone(),
             parent: None,
             index: gpu.index,
+            minor: Some(gpu.index),
             model: Arc::clone(&gpu.product),
             slots: 4,
             memory: gpu.memory.bytes(),

@@ -52,8 +52,12 @@ pub fn for_device(spec: &CdiSpec, names: &[String], minor: u32) -> Result<Option
 
 /// The minor number of the GPU that this device node belongs to, by its path in the container or on the host.
 fn gpu_number(node: &CdiDeviceNode) -> Option<u32> {
-    let of = |path: &str| path.rsplit_once(DEVICE_NODE).and_then(|(_, number)| number.parse().ok());
-    of(&node.path).or_else(|| node.host_path.as_deref().and_then(of))
+    gpu_of_path(&node.path).or_else(|| node.host_path.as_deref().and_then(gpu_of_path))
+}
+
+/// The minor number of the GPU whose device node has this path, also where the driver's files are below another folder.
+pub(crate) fn gpu_of_path(path: &str) -> Option<u32> {
+    path.rsplit_once(DEVICE_NODE).and_then(|(_, number)| number.parse().ok())
 }
 
 #[cfg(test)]

@@ -106,7 +106,21 @@ fn an_answer_names_gpus_only_if_it_is_another_plugins() {
         .map(|row| (&*row.container, row.answered.len()))
         .filter(|(_, gpus)| *gpus != 1)
         .collect();
-    assert_eq!(answered, [("by-index", 0), ("time-slice", 0), ("nic", 0), ("named-otherwise", 0), ("ours", 0)]);
+    assert_eq!(
+        answered,
+        [("by-index", 0), ("time-slice", 0), ("nic", 0), ("named-otherwise", 0), ("elsewhere", 0), ("ours", 0)]
+    );
+}
+
+#[test]
+fn the_device_nodes_of_gpus_in_an_answer_are_read_by_their_paths_on_the_host() {
+    let read = parse(OTHERS.as_bytes()).unwrap();
+    let nodes = |name: &str| read.allocations.iter().find(|row| &*row.container == name).unwrap().nodes.clone();
+    assert_eq!((nodes("named-otherwise"), nodes("elsewhere"), nodes("nic")), (vec![0], vec![1], vec![]));
+    // An answer of an earlier release of the agent: `devices { host_path: "/dev/nvidia0" }` and a ticket in an annotation.
+    let answer = "Gg4SDC9kZXYvbnZpZGlhMCI6ChVncHUtc3Rld2FyZC5pby90aWNrZXQSIXQwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMA==";
+    let read = parse(&file(&[entry(UID, "main", "{}", &format!("\"{answer}\""))])).unwrap();
+    assert_eq!((read.allocations[0].ticket.clone(), read.allocations[0].nodes.len()), (Some(ticket()), 0));
 }
 
 #[test]
@@ -178,6 +192,7 @@ proptest! {
             for row in &read.allocations {
                 prop_assert!(row.ids.is_sorted_by(|one, other| one < other));
                 prop_assert!(row.answered.iter().all(|gpu| model::gpu_id::is_of_gpu(gpu)));
+                prop_assert!(row.nodes.is_sorted_by(|one, other| one < other));
             }
         }
     }

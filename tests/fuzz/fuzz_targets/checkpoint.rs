@@ -1,4 +1,5 @@
-//! The kubelet's checkpoint: a decoded container has each id and each GPU of a foreign answer once and in order.
+//! The kubelet's checkpoint: a decoded container has each id, each GPU and each device node of a foreign answer once and in
+//! order.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,7 +9,8 @@ fuzz_target!(|bytes: &[u8]| {
         for held in &checkpoint.allocations {
             assert!(held.ids.is_sorted_by(|one, other| one < other));
             assert!(held.answered.is_sorted_by(|one, other| one < other));
-            assert!(held.answered.is_empty() || held.foreign);
+            assert!(held.nodes.is_sorted_by(|one, other| one < other));
+            assert!((held.answered.is_empty() && held.nodes.is_empty()) || held.foreign);
         }
     }
 });

@@ -15,7 +15,8 @@ use proptest::prelude::*;
 
 fn holding(n: u32, own_resource: bool, devices: &[&str]) -> OtherHolding {
     let pod = PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
-    OtherHolding { uid: uid(n), pod, own_resource, devices: devices.iter().map(|name| Arc::from(*name)).collect() }
+    let devices = devices.iter().map(|name| Arc::from(*name)).collect();
+    OtherHolding { uid: uid(n), pod, own_resource, devices, nodes: Vec::new() }
 }
 
 fn free_slots(allocator: &NodeAllocator) -> Vec<(GpuUuid, u32, bool)> {
@@ -100,6 +101,36 @@ fn names_that_stand_for_no_known_gpu_take_every_device_of_the_agents_resource() 
 }
 
 #[test]
+fn a_device_node_shows_which_gpu_a_pod_has_whatever_its_name_is() {
+    for (own_resource, names, node, taken) in [
+        (true, &["nvidia0"][..], 0, vec![device(0)]),
+        (false, &[], 0, vec![device(0)]),
+        (true, &["GPU-0"], 1, vec![device(1)]),
+        (true, &["GPU-00000000-0000-4000-8000-000000000000"], 1, vec![device(0), device(1)]),
+        // A GPU that is not offered.
+        (true, &["nvidia7"], 7, vec![]),
+    ] {
+        let mut allocator = allocator(vec![stranger(9)]);
+        allocator.set_other_holdings(vec![OtherHolding { nodes: vec![node], ..holding(9, own_resource, names) }]);
+        let found: Vec<GpuUuid> = allocator.taken().map(|(device, _)| device.clone()).collect();
+        assert_eq!(found, taken, "{own_resource} {names:?} {node}");
+    }
+}
+
+#[test]
+fn the_device_node_of_a_divided_gpu_takes_all_its_instances_unless_one_is_named() {
+    let instance = |n: u32| SharedDevice { parent: Some(device(5)), minor: Some(5), ..shared_gpu(n, 10) };
+    let named = device(50);
+    for (names, taken) in [(&[named.as_str()][..], vec![device(50)]), (&[], vec![device(50), device(51)])] {
+        let mut allocator = allocator(vec![stranger(9)]);
+        allocator.set_devices(vec![shared_gpu(0, 10), instance(50), instance(51)]);
+        allocator.set_other_holdings(vec![OtherHolding { nodes: vec![5], ..holding(9, true, names) }]);
+        let found: Vec<GpuUuid> = allocator.taken().map(|(device, _)| device.clone()).collect();
+        assert_eq!(found, taken, "{names:?}");
+    }
+}
+
+#[test]
 fn a_name_of_a_gpu_that_was_lost_takes_nothing_of_the_others() {
     let mut allocator = allocator(vec![stranger(9)]);
     allocator.set_devices(vec![shared_gpu(0, 10)]);
@@ -161,7 +192,8 @@ proptest! {
     /// Whatever pods hold, however it is named: no start gives a container a device that another owner holds.
     #[test]
     fn no_start_gives_a_device_that_another_owner_holds(
-        names in prop::collection::vec((0..3_u32, 0..6_u8), 0..4), own_resource: bool, gpu in 0..2_u32,
+        names in prop::collection::vec((0..3_u32, 0..6_u8), 0..4), nodes in prop::collection::vec(0..3_u32, 0..2),
+        own_resource: bool, gpu in 0..2_u32,
     ) {
         let name = |(n, kind): &(u32, u8)| match kind {
             0 => device(*n).to_string(),
@@ -174,10 +206,11 @@ proptest! {
         let texts: Vec<String> = names.iter().map(name).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut allocator = allocator(vec![stranger(9), single(1, DeviceShare { memory: Some(Bytes(GIB)), ..device_share(gpu, 1, 1) })]);
-        allocator.set_other_holdings(vec![holding(9, own_resource, &texts)]);
-        let held = names.iter().any(|(n, kind)| *kind < 5 && *n == gpu);
+        allocator.set_other_holdings(vec![OtherHolding { nodes: nodes.clone(), ..holding(9, own_resource, &texts) }]);
+        let held = nodes.contains(&gpu) || names.iter().any(|(n, kind)| *kind < 5 && *n == gpu);
         // The node has no third GPU.
-        let unknown = own_resource && (names.is_empty() || names.iter().any(|(n, kind)| *kind == 5 || *n == 2));
+        let unnamed = names.is_empty() || names.iter().any(|(n, kind)| *kind == 5 || *n == 2);
+        let unknown = own_resource && nodes.is_empty() && unnamed;
         let start = allocator.start(&ids(&[(gpu, 0)]), Some(&[row(1, "main", &[(gpu, 0)], 1)]));
         prop_assert_eq!(matches!(start, StartVerdict::Refuse { .. }), held || unknown, "{:?}", start);
         // The pod itself has the first slot.
