@@ -237,7 +237,7 @@ fn with_pass_through<T>(placed: &Placed, measure: impl FnOnce(SocketAddr) -> T) 
     measure(pass_through.address)
 }
 
-fn quantile(values: &mut [f64], percent: usize) -> f64 {
+pub(crate) fn quantile(values: &mut [f64], percent: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     values[(values.len() * percent / 100).min(values.len() - 1)]
 }
