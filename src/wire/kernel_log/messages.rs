@@ -246,7 +246,25 @@ fn after_priority(line: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::golden::mutated;
+    use crate::kernel_log::error;
+    use crate::kernel_log::tests::{forms, text, values};
     use proptest::prelude::*;
+
+    /// Headers of a line in each form of the log.
+    const HEADERS: [&str; 6] = [
+        "",
+        "4,1234,5678901,-;",
+        "4,1234,5678901,-,caller=T99;",
+        "<4>[   12.345678] ",
+        "[   12.345678][  T99] ",
+        "Nov 21 10:00:00 node kernel: [   12.345678] ",
+    ];
+
+    /// The texts `key` of a list of the golden file.
+    fn texts(list: &str, key: &str) -> Vec<String> {
+        forms(list).iter().map(|form| text(form, key)).collect()
+    }
 
     fn messages(text: &str) -> Vec<String> {
         let (mut messages, mut all) = (KernelMessages::default(), Vec::new());
@@ -260,44 +278,8 @@ mod tests {
 
     #[test]
     fn a_message_of_several_lines_is_one_in_every_form_of_the_log() {
-        for (name, text) in [
-            ("one line", "4,1,1,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13"),
-            ("escaped", "4,1,1,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\\x0a Nonfatal XC0\\x0ai0 Link 13"),
-            (
-                "by rsyslog",
-                "Nov 21 10:00:00 n kernel: [ 12.3] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE#012 Nonfatal XC0#012 i0 Link 13",
-            ),
-            (
-                "with a dictionary",
-                "4,1,1,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n SUBSYSTEM=pci\n DEVICE=+pci:0000:10:00.0\n4,2,1,-;  Nonfatal XC0 i0 Link 13",
-            ),
-            (
-                "bare continuation of a record",
-                "4,1,1,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n Nonfatal XC0\n i0 Link 13",
-            ),
-            (
-                "fragments",
-                "4,1,1,c;NVRM: Xid (PCI:0000:10:00): 145, \n4,2,1,+;RLW_RXPIPE Nonfatal\n4,3,1,+,caller=T9; XC0 i0 Link 13",
-            ),
-            (
-                "fragments of later kernels",
-                "4,1,1,c,caller=T9;NVRM: Xid (PCI:0000:10:00): 145, RLW_\n4,2,1,c,caller=T9;RXPIPE Nonfatal XC0 i0 Link 13",
-            ),
-            (
-                "syslog",
-                "<4>[   12.345678] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n<4>[   12.345678] Nonfatal XC0 i0 Link 13",
-            ),
-            (
-                "syslog, indented",
-                "<4>[   12.345678][  T99] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n<4>[   12.345699][  T99]   Nonfatal XC0 i0 Link 13",
-            ),
-            (
-                "dmesg",
-                "[   12.345678] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n[   12.345678]   Nonfatal XC0 i0 Link 13",
-            ),
-            ("bare", "NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n\tNonfatal XC0\n  i0 Link 13"),
-        ] {
-            assert_eq!(messages(text), [JOINED], "{name}");
+        for form in forms("logs") {
+            assert_eq!(messages(&text(&form, "text")), [JOINED], "{}", form["form"]);
         }
     }
 
@@ -361,10 +343,30 @@ mod tests {
         }
 
         #[test]
-        fn a_line_is_a_message_of_its_own_text(text in "[a-z ,.]{0,60}") {
-            let line = format!("NVRM: Xid (PCI:0000:10:00): 79, {text}");
-            for form in [format!("4,1,1,-;{line}"), format!("<4>[    1.000000] {line}"), format!("Nov 21 10:00:00 n kernel: {line}")] {
-                prop_assert_eq!(messages(&form), [line.clone()]);
+        fn an_error_is_one_message_of_its_device_in_every_form_of_the_log_whatever_follows_it(
+            form in prop::sample::select(forms("errors")),
+            end in mutated(texts("errors", "end")),
+        ) {
+            let line = text(&form, "begin") + &end;
+            for header in HEADERS {
+                prop_assert_eq!(messages(&format!("{header}{line}")), [line.clone()], "{:?}", header);
+            }
+            let found = error(line.as_bytes()).as_ref().map(values).unwrap_or_default();
+            for key in ["gpu", "xid", "gpuInstance", "computeInstance", "lost", "switch", "sxid", "fatal"] {
+                prop_assert_eq!(&found[key], &form[key], "{} of {:?}", key, line);
+            }
+        }
+
+        /// No text is made up, repeated or moved.
+        #[test]
+        fn the_messages_of_a_log_that_differs_a_little_from_a_golden_one_are_parts_of_it_in_its_order(
+            log in mutated(texts("logs", "text")),
+        ) {
+            let mut rest = log.bytes();
+            for message in messages(&log) {
+                for byte in message.bytes().filter(|byte| *byte != b' ') {
+                    prop_assert!(rest.any(|other| other == byte), "{:?} of {:?}", message, log);
+                }
             }
         }
     }
