@@ -21,6 +21,7 @@ use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
 use crate::kind::Followed;
 use crate::page_size::PageSize;
 use crate::store::{Answer, Delta, EventOutcome, GoneEvidence, Listed, Store};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -130,8 +131,8 @@ struct ReadList<K: Followed> {
     version: String,
     /// The objects, with an error for each one that cannot be read.
     objects: Vec<ReadObject<K>>,
-    /// Number of objects that are not among them, because there are too many.
-    left_out: usize,
+    /// The objects that are not among them, because there are too many; at most as many as can be held.
+    left_out: BTreeSet<K::Uid>,
 }
 
 /// The result of the check of one object.
@@ -254,7 +255,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             }
         };
         let ReadList { version, objects, left_out } = list;
-        let (count, read) = (objects.len() + left_out, begun.elapsed());
+        let (count, read) = (objects.len() + left_out.len(), begun.elapsed());
         let Listed { bad, missing } = self.store.listed(objects, left_out, answer);
         self.not_shown(&missing);
         self.received();
@@ -279,13 +280,13 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
         self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
         let mut bytes = first?;
-        let (mut version, mut objects, mut left_out) = (None, Vec::new(), 0);
+        let (mut version, mut objects, mut left_out) = (None, Vec::new(), BTreeSet::new());
         loop {
             let mut page = page(&bytes).map_err(|why| self.unreadable_list(&why))?;
             let version = &*version.get_or_insert_with(|| std::mem::take(&mut page.version));
             let Some(token) = page.next.clone() else {
                 objects.extend(page.objects(&self.kind));
-                left_out += self.leave_out(&mut objects);
+                self.leave_out(&mut objects, &mut left_out);
                 let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
                 return Ok((answer, ReadList { version: version.clone(), objects, left_out }));
             };
@@ -294,7 +295,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             let decode = async {
                 yield_now().await;
                 objects.extend(page.objects(&self.kind));
-                left_out += self.leave_out(&mut objects);
+                self.leave_out(&mut objects, &mut left_out);
             };
             let (next, ()) = tokio::join!(biased; self.page(&next, &mut size), decode);
             bytes = next?;
@@ -329,18 +330,26 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Shortens a list that has more objects than the store has places for. First leaves out objects that hold no devices, unless
-    /// the store has them already, and then the last ones. Returns the number of objects that are left out.
-    fn leave_out(&self, objects: &mut Vec<ReadObject<K>>) -> usize {
-        let before = objects.len();
-        if before > K::MOST {
-            objects.retain(|object| match object {
-                Ok(object) => !K::holds_nothing(object) || self.store.get(K::uid_of(object)).is_some(),
-                Err(_) => true,
-            });
-            objects.truncate(2 * K::MOST);
+    /// Moves objects of a list that has more than the store has places for to `left_out`: those that hold no devices, unless the
+    /// store has them already, and then the last ones.
+    fn leave_out(&self, objects: &mut Vec<ReadObject<K>>, left_out: &mut BTreeSet<K::Uid>) {
+        if objects.len() <= K::MOST {
+            return;
         }
-        before - objects.len()
+        let mut leave = |uid: &K::Uid| {
+            if left_out.len() < K::MOST {
+                left_out.insert(uid.clone());
+            }
+        };
+        objects.retain(|object| match object {
+            Ok(object) if K::holds_nothing(object) && self.store.get(K::uid_of(object)).is_none() => {
+                leave(K::uid_of(object));
+                false
+            }
+            _ => true,
+        });
+        objects.iter().skip(2 * K::MOST).flatten().for_each(|object| leave(K::uid_of(object)));
+        objects.truncate(2 * K::MOST);
     }
 
     fn unreadable_list(&self, why: &BadWatchAnswer) -> ApiError {

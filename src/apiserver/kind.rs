@@ -8,7 +8,7 @@ use model::id::{NodeName, ObjectUid, PodUid};
 use model::pod::{ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod, PodContainer};
 use model::time::{Arrival, WallTime};
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Debug;
 use std::future::Future;
 use std::hash::Hash;
@@ -101,6 +101,8 @@ const MAX_VALUE: usize = 512;
 #[derive(Clone, Debug, Default)]
 pub struct AllPods {
     resources: KeptResources,
+    /// The namespaces whose pods keep their places like pods that hold GPUs.
+    needed: Arc<BTreeSet<Arc<str>>>,
 }
 
 /// All Nodes of the cluster, with what a scheduler needs of them.
@@ -149,11 +151,18 @@ impl AllPods {
     /// pod matter only if it requests GPUs.
     #[must_use]
     pub fn with_resources<'a>(names: impl IntoIterator<Item = &'a str>) -> AllPods {
-        AllPods { resources: Some(names.into_iter().map(Into::into).collect()) }
+        AllPods { resources: Some(names.into_iter().map(Into::into).collect()), ..AllPods::default() }
+    }
+
+    /// Keeps the places of all bound pods in these namespaces, also of those that hold no GPU.
+    #[must_use]
+    pub fn needing(self, namespaces: BTreeSet<Arc<str>>) -> AllPods {
+        AllPods { needed: Arc::new(namespaces), ..self }
     }
 
     /// Removes fields that the extender does not read here, because only an agent uses them or because kube-scheduler's calls have
-    /// them, and the containers of a pod that holds no GPU. A pod has up to 128 containers, and the cluster up to 300,000 pods.
+    /// them, and the containers of a pod that holds no GPU, unless its namespace is needed. A pod has up to 128 containers, and the
+    /// cluster up to 300,000 pods.
     fn trim(&self, pod: &mut Pod) {
         (pod.controller, pod.runtime_class, pod.gang) = (None, None, None);
         let mut may_hold = !holds_no_gpu(pod);
@@ -161,9 +170,10 @@ impl AllPods {
             gpu_pod::keep_resources(pod, resources);
             let asks = |container: &PodContainer| !container.limits.is_empty() || container.requests_left_out;
             let asks = pod.containers_left_out.is_some() || pod.containers.iter().any(asks);
-            may_hold &= asks || pod.annotation(ALLOCATED).is_some();
+            may_hold &= asks || pod.annotation(ALLOCATED).is_some() || pod.system_keys_left_out > 0;
         }
-        if !may_hold {
+        let is_needed = !holds_no_gpu(pod) && self.needed.contains(&pod.name.namespace);
+        if !may_hold && !is_needed {
             pod.containers.clear();
             pod.containers_left_out = None;
         }
@@ -174,6 +184,11 @@ impl AllPods {
 /// whole in its calls.
 fn holds_no_gpu(pod: &Pod) -> bool {
     pod.ended() || pod.node.is_none()
+}
+
+/// Whether a pod holds no GPU: it is not bound, has ended, or has lost its containers to [`AllPods::trim`].
+fn is_left_out_first(pod: &Pod) -> bool {
+    holds_no_gpu(pod) || (pod.containers.is_empty() && pod.containers_left_out.is_none())
 }
 
 impl WatchedKind for AllPods {
@@ -281,7 +296,7 @@ macro_rules! pods {
 
 pods!(PodsOfNode, MAX_POD_OBJECTS, None, |kind| Some(format!("spec.nodeName={}", kind.node)), Pod::ended);
 // Everyone who may create pods can create any number of them that hold no GPU.
-pods!(AllPods, MAX_CLUSTER_PODS, Some(500), |_| None, holds_no_gpu);
+pods!(AllPods, MAX_CLUSTER_PODS, Some(500), |_| None, is_left_out_first);
 
 impl Followed for AllNodes {
     const MOST: usize = MAX_CLUSTER_NODES;
@@ -323,6 +338,7 @@ impl Followed for AllNodes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::pod::MAX_ANNOTATIONS;
     use serde_json::{Value, json};
 
     fn pod(annotations: &Value, limits: impl Fn(usize) -> Value) -> String {
@@ -351,6 +367,30 @@ mod tests {
             assert!(kept.containers.iter().all(|container| container.limits.len() == 1));
             assert_eq!(kept.annotation("hami.io/x"), Some("1"));
         }
+    }
+
+    #[test]
+    fn pods_that_hold_no_gpu_are_left_out_first_unless_their_namespace_is_needed() {
+        let kind = AllPods::with_resources(["nvidia.com/gpu"]);
+        let none = |_: usize| json!({ "example.com/nic": "1" });
+        let gpu = |_: usize| json!({ "nvidia.com/gpu": "1" });
+        let claim = json!({ ALLOCATED: "x" });
+        let ended = |text: String| text.replacen("\"spec\"", "\"status\":{\"phase\":\"Failed\"},\"spec\"", 1);
+        let unbound = |text: String| text.replace("\"nodeName\"", "\"other\"");
+        for (text, holds_nothing) in [
+            (pod(&json!({}), none), true),
+            (pod(&json!({ "a/b": "c" }), none), true),
+            (pod(&json!({}), gpu), false),
+            (pod(&claim, none), false),
+            (pod(&json!({ ALLOCATED: "x".repeat(MAX_ANNOTATIONS) }), none), false),
+            (ended(pod(&claim, gpu)), true),
+            (unbound(pod(&claim, gpu)), true),
+        ] {
+            assert_eq!(AllPods::holds_nothing(&kind.decode(&text).unwrap()), holds_nothing, "{text:.200}");
+        }
+        let needing = kind.needing(BTreeSet::from(["b".into()]));
+        assert!(!AllPods::holds_nothing(&needing.decode(&pod(&json!({}), none)).unwrap()));
+        assert!(AllPods::holds_nothing(&needing.decode(&ended(pod(&json!({}), none))).unwrap()));
     }
 
     #[test]

@@ -68,7 +68,8 @@ pub struct Store<K: Followed> {
     unreadable: BTreeSet<K::Uid>,
     /// Objects that have left `unreadable` since this list was last taken: they are gone, or can be read again.
     settled: Vec<K::Uid>,
-    left_out: u32,
+    /// Objects that exist and are not held, because the store is full. Bounded like `held`.
+    left_out: BTreeSet<K::Uid>,
     /// The number of the object that arrived last.
     last: u64,
     /// The changes since they were last taken.
@@ -111,7 +112,7 @@ impl<K: Followed> Default for Store<K> {
             holding_nothing: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             settled: Vec::new(),
-            left_out: 0,
+            left_out: BTreeSet::new(),
             last: 0,
             deltas: Vec::new(),
         }
@@ -130,10 +131,10 @@ impl<K: Followed> Store<K> {
         self.held.get(uid)
     }
 
-    /// Number of objects beyond the bound.
+    /// Number of objects beyond the bound; at most as many are counted as are held.
     #[must_use]
     pub fn left_out(&self) -> u32 {
-        self.left_out
+        u32::try_from(self.left_out.len()).unwrap_or(u32::MAX)
     }
 
     /// Number of objects whose newest version cannot be read.
@@ -142,12 +143,16 @@ impl<K: Followed> Store<K> {
         u32::try_from(self.unreadable.len()).unwrap_or(u32::MAX)
     }
 
-    /// Applies a whole list, of which `left_out` objects are not among `objects`.
-    pub(crate) fn listed(&mut self, mut objects: Vec<ReadObject<K>>, left_out: usize, answer: Answer) -> Listed<K> {
+    /// Applies a whole list, of which the objects `left_out` are not among `objects`.
+    pub(crate) fn listed(
+        &mut self,
+        mut objects: Vec<ReadObject<K>>,
+        left_out: BTreeSet<K::Uid>,
+        answer: Answer,
+    ) -> Listed<K> {
         let before = std::mem::take(&mut self.unreadable);
         // A list from etcd that has a place for every object shows all that exist.
-        let whole = answer == Answer::FromEtcd && left_out == 0 && objects.len() <= K::MOST;
-        self.left_out = u32::try_from(left_out).unwrap_or(u32::MAX);
+        let whole = answer == Answer::FromEtcd && left_out.is_empty() && objects.len() <= K::MOST;
         let mut bad = Vec::new();
         let mut shown = BTreeSet::new();
         objects.sort_by(|one, other| by_age::<K>(one).cmp(&by_age::<K>(other)));
@@ -177,6 +182,11 @@ impl<K: Followed> Store<K> {
             }
         }
         let missing = self.held.keys().filter(|uid| !shown.contains(*uid)).cloned().collect();
+        // Only a full store has left out objects that the list shows.
+        let full = self.held.len() >= K::MOST;
+        let exist = left_out.into_iter().chain(shown.into_iter().filter(|_| full));
+        let not_held = exist.filter(|uid| !self.held.contains_key(uid) && !self.unreadable.contains(uid));
+        self.left_out = not_held.take(K::MOST).collect();
         Listed { bad, missing }
     }
 
@@ -197,7 +207,7 @@ impl<K: Followed> Store<K> {
             WatchEvent::Deleted(Some(uid)) => match self.held.get(&uid) {
                 None => {
                     self.settle(&uid);
-                    self.left_out = self.left_out.saturating_sub(1);
+                    self.left_out.remove(&uid);
                 }
                 Some(held) if version.zip(K::version_of(held)).is_some_and(|(event, held)| event <= held) => {
                     return EventOutcome::Doubtful(uid);
@@ -212,6 +222,7 @@ impl<K: Followed> Store<K> {
     /// Removes an object that does not exist any more.
     pub(crate) fn gone(&mut self, uid: &K::Uid, evidence: GoneEvidence) {
         self.settle(uid);
+        self.left_out.remove(uid);
         self.holding_nothing.remove(uid);
         self.deltas.extend(self.held.remove(uid).map(|before| Delta::Gone { before, evidence }));
     }
@@ -247,8 +258,10 @@ impl<K: Followed> Store<K> {
         }
         self.settle(&uid);
         if held.is_none() && !self.make_place(&object) {
+            self.leave_out(uid);
             return;
         }
+        self.left_out.remove(&uid);
         let place = match &held {
             Some(held) => K::arrival(held),
             None => {
@@ -280,17 +293,25 @@ impl<K: Followed> Store<K> {
         if self.held.len() < K::MOST {
             return true;
         }
-        self.left_out = self.left_out.saturating_add(1);
         if K::holds_nothing(object) {
             return false;
         }
         let Some(least) = self.holding_nothing.pop_first() else { return false };
         self.deltas.extend(self.held.remove(&least).map(Delta::LeftOut));
+        self.leave_out(least);
         true
+    }
+
+    /// Counts an object that is not held, once.
+    fn leave_out(&mut self, uid: K::Uid) {
+        if self.left_out.len() < K::MOST {
+            self.left_out.insert(uid);
+        }
     }
 
     fn mark_unreadable(&mut self, why: &UnreadableObject<K::Uid>) {
         if let Some(uid) = why.uid.clone().filter(|_| self.unreadable.len() < K::MOST) {
+            self.left_out.remove(&uid);
             self.unreadable.insert(uid);
         }
     }
@@ -300,7 +321,11 @@ impl Store<PodsOfNode> {
     /// All pods that are held.
     #[must_use]
     pub fn list(&self) -> PodList {
-        PodList { pods: self.held.values().cloned().collect(), left_out: self.left_out, unreadable: self.unreadable() }
+        PodList {
+            pods: self.held.values().cloned().collect(),
+            left_out: self.left_out(),
+            unreadable: self.unreadable(),
+        }
     }
 }
 
@@ -323,7 +348,7 @@ mod tests {
 
     /// Applies a list; the pods that it does not show turn out to be gone.
     fn listed(store: &mut Pods, pods: Vec<ReadPod>) -> Vec<UnreadableObject<PodUid>> {
-        let Listed { bad, missing } = store.listed(pods, 0, Answer::MayLag);
+        let Listed { bad, missing } = store.listed(pods, BTreeSet::new(), Answer::MayLag);
         for uid in missing {
             store.gone(&uid, GoneEvidence::NotFound);
         }
@@ -421,7 +446,7 @@ mod tests {
     #[test]
     fn an_unreadable_object_is_settled_once_it_can_be_read_or_is_gone() {
         let mut store = Store::<AllPods>::default();
-        let list = |store: &mut Store<AllPods>, pods| drop(store.listed(pods, 0, Answer::FromEtcd));
+        let list = |store: &mut Store<AllPods>, pods| drop(store.listed(pods, BTreeSet::new(), Answer::FromEtcd));
         list(&mut store, vec![pod(1, "Running"), unreadable(2), unreadable(3), unreadable(4)]);
         assert_eq!((store.unreadable(), store.take_settled()), (3, vec![]));
         // One pod can be read again, one is deleted, one no longer appears in a list.
@@ -457,6 +482,47 @@ mod tests {
         assert_eq!((store.list().pods.len(), store.list().left_out), (0, 0));
     }
 
+    #[test]
+    fn the_number_of_pods_that_are_left_out_is_that_of_the_pods_that_exist_and_are_not_held() {
+        let mut store = Pods::default();
+        let counted = |store: &Pods| (store.list().pods.len(), store.list().left_out);
+        let [third, fourth] = [MAX_POD_OBJECTS + 2, MAX_POD_OBJECTS + 3];
+        let phase = |number| if number < 2 { "Succeeded" } else { "Running" };
+        listed(&mut store, (0..MAX_POD_OBJECTS + 4).map(|number| pod(number, phase(number))).collect());
+        assert_eq!(counted(&store), (MAX_POD_OBJECTS, 4), "two that have ended, and two without a place");
+        for _ in 0..3 {
+            applied(&mut store, pod(0, "Succeeded"));
+            applied(&mut store, pod(third, "Running"));
+            deleted(&mut store, MAX_POD_OBJECTS + 50, None);
+        }
+        assert_eq!(counted(&store), (MAX_POD_OBJECTS, 4), "no new version and no unknown pod counts");
+        deleted(&mut store, 5, None);
+        applied(&mut store, pod(third, "Running"));
+        assert_eq!(counted(&store), (MAX_POD_OBJECTS, 3), "one has got the place of a pod that is gone");
+        applied(&mut store, pod(6, "Succeeded"));
+        applied(&mut store, pod(fourth, "Running"));
+        assert_eq!(counted(&store), (MAX_POD_OBJECTS, 3), "another one has replaced a pod that has ended");
+        applied(&mut store, unreadable(1));
+        assert_eq!((store.list().left_out, store.list().unreadable), (2, 1), "no pod counts twice");
+        for number in 0..MAX_POD_OBJECTS + 4 {
+            deleted(&mut store, number, None);
+        }
+        assert_eq!((counted(&store), store.list().unreadable), ((0, 0), 0));
+    }
+
+    #[test]
+    fn a_pod_that_loses_its_place_to_another_one_of_the_same_list_counts_once() {
+        let mut store = Pods::default();
+        let phase = |number| if number == MAX_POD_OBJECTS { "Succeeded" } else { "Running" };
+        let some = |first, end| -> Vec<ReadPod> { (first..end).map(|number| pod(number, phase(number))).collect() };
+        listed(&mut store, some(1, MAX_POD_OBJECTS + 1));
+        listed(&mut store, some(0, MAX_POD_OBJECTS + 1));
+        assert_eq!((store.list().pods.len(), store.list().left_out), (MAX_POD_OBJECTS, 1));
+        // The next list does not show it any more.
+        listed(&mut store, some(0, MAX_POD_OBJECTS));
+        assert_eq!((store.list().pods.len(), store.list().left_out), (MAX_POD_OBJECTS, 0));
+    }
+
     /// The changes, each as its kind and the name of its pod.
     fn changes(store: &mut Pods) -> Vec<String> {
         let one = |delta: Delta<Pod>| match delta {
@@ -473,10 +539,11 @@ mod tests {
     #[test]
     fn a_pod_that_a_list_does_not_show_stays_until_there_is_evidence() {
         let mut store = Pods::default();
-        store.listed(vec![made(1, 1, "100"), made(2, 1, "101"), made(3, 1, "102")], 0, Answer::MayLag);
+        store.listed(vec![made(1, 1, "100"), made(2, 1, "101"), made(3, 1, "102")], BTreeSet::new(), Answer::MayLag);
         assert_eq!(changes(&mut store), ["added p1", "added p2", "added p3"]);
         // A pod that cannot be read counts as shown.
-        let Listed { missing, .. } = store.listed(vec![unreadable(2), made(3, 1, "102")], 0, Answer::MayLag);
+        let Listed { missing, .. } =
+            store.listed(vec![unreadable(2), made(3, 1, "102")], BTreeSet::new(), Answer::MayLag);
         assert_eq!((missing, names(&store)), (vec![uid(1)], ["p1", "p2", "p3"].map(str::to_owned).to_vec()));
         assert_eq!(changes(&mut store), [""; 0], "the same version is no change");
         store.gone(&uid(1), GoneEvidence::OtherUid);
@@ -492,9 +559,9 @@ mod tests {
     #[test]
     fn an_older_version_never_replaces_a_newer_one_unless_it_comes_from_etcd() {
         let mut store = Pods::default();
-        store.listed(vec![made(1, 1, "100")], 0, Answer::MayLag);
+        store.listed(vec![made(1, 1, "100")], BTreeSet::new(), Answer::MayLag);
         applied(&mut store, made(1, 1, "105"));
-        store.listed(vec![made(1, 1, "102")], 0, Answer::MayLag);
+        store.listed(vec![made(1, 1, "102")], BTreeSet::new(), Answer::MayLag);
         applied(&mut store, made(1, 1, "104"));
         assert_eq!(changes(&mut store), ["added p1", "changed p1 Some(100) Some(105)"]);
         // After a restore of etcd the versions start lower.

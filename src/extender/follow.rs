@@ -84,8 +84,9 @@ impl FollowListener<AllPods> for PodFeed {
         self.health.leaves_out(held.map(Store::left_out));
         for delta in &deltas {
             match delta {
-                // A pod that is left out holds nothing, but still exists.
-                Delta::Added(pod) | Delta::LeftOut(pod) => self.is(pod),
+                Delta::Added(pod) => self.is(pod),
+                // It holds nothing, but still exists.
+                Delta::LeftOut(pod) => self.cluster.pod_is_left_out(&pod.uid),
                 Delta::Changed { before, after } => {
                     // Only a restore of etcd removes the node from a pod.
                     if before.node.is_some() && after.node.is_none() {

@@ -319,7 +319,7 @@ impl Extender {
         let marks = (Arc::clone(&self.leadership.pods_wanted), Arc::clone(&pods));
         let marking = Arc::clone(&self.mark).run(Arc::clone(&self.cluster), marks, self.lifecycle.stop());
         self.lifecycle.must_run("own mark", marking);
-        let kind = AllPods::with_resources(self.cluster.rules().names.all());
+        let kind = AllPods::with_resources(self.cluster.rules().names.all()).needing(self.live.namespaces().clone());
         self.follow("pods", kind, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());

@@ -63,6 +63,11 @@ impl LiveCallers {
         LiveCallers { namespaces, known: Mutex::default() }
     }
 
+    /// The namespaces of agents and extenders.
+    pub(super) fn namespaces(&self) -> &BTreeSet<Arc<str>> {
+        &self.namespaces
+    }
+
     /// Takes over a pod.
     pub(super) fn pod_is(&self, pod: &Pod) {
         if !self.namespaces.contains(&pod.name.namespace) {

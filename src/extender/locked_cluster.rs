@@ -246,6 +246,11 @@ impl LockedCluster {
         cluster.pod_gone(uid);
     }
 
+    /// A pod that holds nothing is not followed any more.
+    pub(super) fn pod_is_left_out(&self, uid: &PodUid) {
+        self.cluster.lock().pod_is_left_out(uid);
+    }
+
     /// Takes over a Node.
     pub(super) fn node_is(&self, node: &FollowedNode) {
         let facts = node_facts::of(node);

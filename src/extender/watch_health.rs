@@ -112,10 +112,8 @@ impl WatchHealth {
         let Some(objects) = objects else { return };
         if self.left_out.swap(objects, Ordering::Relaxed) == 0 && objects > 0 {
             let what = self.what;
-            tracing::warn!(
-                objects,
-                "there are more {what} than are followed; those that hold no GPU are left out first"
-            );
+            let first = if what == "pods" { "; those that hold no GPU are left out first" } else { "" };
+            tracing::warn!(objects, "there are more {what} than are followed{first}");
         }
     }
 

@@ -227,7 +227,7 @@ impl PodContainer {
 pub struct PodList {
     /// The pods, ordered by UID, at most [`MAX_POD_OBJECTS`].
     pub pods: Vec<Arc<Pod>>,
-    /// Number of pods beyond that bound. Pods that have ended are left out first.
+    /// Number of pods beyond that bound; at most as many again are counted. Pods that have ended are left out first.
     pub left_out: u32,
     /// Number of pods whose newest version could not be parsed. If an older version could be parsed, it is in `pods`.
     pub unreadable: u32,

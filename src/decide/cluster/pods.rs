@@ -113,6 +113,12 @@ impl ClusterState {
         self.may_explain(&bound.node);
     }
 
+    /// A pod that holds nothing is not followed any more, because there are too many pods: its end will not be seen, so it no
+    /// longer explains processes on a GPU.
+    pub fn pod_is_left_out(&mut self, uid: &PodUid) {
+        self.pod_without_gpus_is(uid, None);
+    }
+
     /// A pod that was bound is at the API server without a node: etcd was restored to an older state. An order that is being
     /// written keeps its reservation, and a pod whose processes the agent sees keeps its GPUs until the processes have ended.
     pub fn pod_is_unbound(&mut self, uid: &PodUid) {

@@ -548,10 +548,13 @@ fn a_pod_that_runs_and_requests_no_gpu_keeps_no_other_from_what_it_uses() {
         !free(&mut cluster, &BoundPod { node: name(1), ..here.clone() }),
         "its use of this node's GPUs is not explained"
     );
-    assert!(free(&mut cluster, &here));
-    cluster.pod_gone(&exporter);
-    assert!(refuses_both(&mut cluster).is_some());
-    assert!(cluster.pods_without_gpus.is_empty());
+    let ends: [fn(&mut ClusterState, &PodUid); 2] = [ClusterState::pod_is_left_out, ClusterState::pod_gone];
+    for ends in ends {
+        assert!(free(&mut cluster, &here));
+        ends(&mut cluster, &exporter);
+        assert!(refuses_both(&mut cluster).is_some());
+        assert!(cluster.pods_without_gpus.is_empty());
+    }
     serving(&mut cluster, &[]);
     assert_eq!(refuses_both(&mut cluster), None);
 }
