@@ -29,6 +29,39 @@ pub fn of(pod: &Pod) -> impl Iterator<Item = (&str, &'static str)> {
     unknown.take(LOOKED_AT).filter_map(|key| Some((key, meant(key)?))).take(NAMED)
 }
 
+/// Whether a key has the name of a user key with at most one fault, whatever its prefix is. The pod decoder checks each
+/// annotation of each pod with it, so it allocates no memory.
+pub(crate) fn is_near(key: &str) -> bool {
+    let name = without_prefix(key).as_bytes();
+    USER_KEYS.into_iter().any(|known| {
+        let known = without_prefix(known).as_bytes();
+        let begin = name.iter().zip(known).take_while(are_alike).count();
+        let end = name.iter().rev().zip(known.iter().rev()).take_while(are_alike).count();
+        let longest = name.len().max(known.len());
+        let at = |text: &[u8], place: usize| text.get(place).copied().map(simple);
+        let exchanged = begin + end + 2 == longest
+            && at(name, begin) == at(known, begin + 1)
+            && at(name, begin + 1) == at(known, begin);
+        match name.len().abs_diff(known.len()) {
+            0 => begin + end + 1 >= longest || exchanged,
+            1 => begin + end + 1 >= longest,
+            _ => false,
+        }
+    })
+}
+
+fn are_alike((one, other): &(&u8, &u8)) -> bool {
+    simple(**one) == simple(**other)
+}
+
+/// A character of a name. Case and the kind of dash do not matter.
+fn simple(character: u8) -> u8 {
+    match character {
+        b'_' | b'.' => b'-',
+        other => other.to_ascii_lowercase(),
+    }
+}
+
 fn is_known(key: &str) -> bool {
     USER_KEYS.contains(&key) || SYSTEM_OWNED.contains(&key)
 }
@@ -45,8 +78,11 @@ fn meant(key: &str) -> Option<&'static str> {
 
 /// The name of a key without its prefix. Case and the kind of dash do not matter here.
 fn name(key: &str) -> String {
-    let name = key.split_once('/').map_or(key, |(_, name)| name);
-    name.to_lowercase().replace(['_', '.'], "-")
+    without_prefix(key).to_lowercase().replace(['_', '.'], "-")
+}
+
+fn without_prefix(key: &str) -> &str {
+    key.split_once('/').map_or(key, |(_, name)| name)
 }
 
 /// The number of faults between two names: wrong, missing, additional characters, and exchanged neighbours; `None` for more than
@@ -115,6 +151,17 @@ mod tests {
             ("nvidia.com/node-scheduler-policy", NODE_POLICY),
             ("hami.io/gpu-schedular-policy", GPU_POLICY),
             ("hami.io/device-scoring-weight", SCORE_WEIGHTS),
+            // With another prefix.
+            ("nvida.com/use-gputype", USE_TYPES),
+            ("nvidia/use-gputype", USE_TYPES),
+            ("use-gputype", USE_TYPES),
+            ("hami.oi/gpu-scheduler-policy", GPU_POLICY),
+            ("hami.oi/gpu_scheduler_policy", GPU_POLICY),
+            ("nvida.com/use-gputyp", USE_TYPES),
+            ("nvida.com/use-gpputype", USE_TYPES),
+            ("nvida.com/use-gqutype", USE_TYPES),
+            ("nvida.com/use-gptuype", USE_TYPES),
+            ("example.com/NUMA.bind", NUMA_BIND),
         ] {
             assert_eq!(found(key), Some(meant), "{key}");
         }
@@ -134,6 +181,13 @@ mod tests {
             "nvidia.com/x",
             "ai.centaurus.io/profile",
             "gpu-steward.io/evict",
+            // With another prefix and more than one fault.
+            "example.com/use-mlutype",
+            "example.com/use-gput",
+            "example.com/sue-gputyp",
+            "example.com/numa",
+            "example.com/",
+            "/",
         ] {
             assert_eq!(found(key), None, "{key}");
         }

@@ -6,7 +6,7 @@
 //! missing claim.
 
 use crate::annotation_keys::SYSTEM_OWNED;
-use crate::{quantity, timestamp};
+use crate::{misspelt_key, quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
 use model::nvidia;
 use model::pod::{
@@ -24,6 +24,9 @@ use std::sync::Arc;
 
 /// Prefixes of the annotations that are kept: HAMi's, those of NVIDIA and HAMi for users, gpu-steward's, Alnair's.
 const ANNOTATIONS: [&str; 4] = ["hami.io/", nvidia::KEY_PREFIX, "gpu-steward.io/", "ai.centaurus.io/"];
+/// Most keys with other prefixes that are kept, beside [`MAX_ANNOTATIONS`], because a user has probably misspelt them. An event
+/// names two.
+const MAX_MISSPELT: usize = 8;
 /// kubelet's annotation on a static pod and its mirror: the hash of the manifest, after which kubelet names the cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// The label that names the group of a pod: of the PodGroups of scheduler-plugins (coscheduling), and of those that use its label.
@@ -506,13 +509,18 @@ fn is_ours(key: &str) -> bool {
     key.len() <= MAX_KEY && ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix))
 }
 
+/// Whether this is probably a user's key with a wrong prefix.
+fn is_misspelt(key: &str) -> bool {
+    key.len() <= MAX_KEY && misspelt_key::is_near(key)
+}
+
 /// Whether this is an extended resource. The device configuration may give GPUs any resource name with a domain;
 /// Kubernetes' own resources (`cpu`, `memory`, `hugepages-2Mi`) have no domain.
 fn is_extended(resource: &str) -> bool {
     resource.len() <= MAX_KEY && resource.contains('/')
 }
 
-/// The annotations that are kept.
+/// The annotations that are kept. A misspelt key is kept without its value, which has no effect.
 #[derive(Default)]
 pub(crate) struct Annotations {
     pub(crate) kept: Vec<(Arc<str>, Arc<str>)>,
@@ -529,15 +537,18 @@ impl<'de> Deserialize<'de> for Annotations {
         let (mut system, mut free) = (BoundedEntries::default(), BoundedEntries::default());
         let (mut hash, mut mirror) = (None, None);
         let (mut skipped, mut read) = (0, 0);
+        let mut misspelt: Vec<Arc<str>> = Vec::new();
         deserializer.deserialize_map(SelectedEntries {
-            selects: |key| is_ours(key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
+            selects: |key| is_ours(key) || is_misspelt(key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
             take: |key: String, value: String| {
                 read += key.len() + value.len();
                 match key.as_str() {
                     CONFIG_HASH => hash = Some(value),
                     CONFIG_MIRROR => mirror = Some(value),
                     owned if SYSTEM_OWNED.contains(&owned) => system.take(key.into(), value.into()),
-                    _ => free.take(key.into(), value.into()),
+                    ours if is_ours(ours) => free.take(key.into(), value.into()),
+                    other if misspelt.len() < MAX_MISSPELT => misspelt.push(other.into()),
+                    _ => {}
                 }
             },
             skips: |length| skipped += length,
@@ -549,6 +560,7 @@ impl<'de> Deserialize<'de> for Annotations {
             system.take(key, value);
         }
         let BoundedEntries { mut kept, left_out, .. } = system;
+        kept.extend(misspelt.into_iter().map(|key| (key, Arc::from(""))));
         kept.sort();
         let mirror_of = mirror_of(hash.as_deref(), mirror.as_deref());
         Ok(Annotations { kept, left_out, system_left_out, bytes: skipped + read, mirror_of })

@@ -339,6 +339,21 @@ fn annotations_that_users_may_write_do_not_displace_a_claim() {
 }
 
 #[test]
+fn of_keys_with_another_prefix_a_few_that_are_misspelt_are_kept_without_their_values() {
+    let mut value = whole();
+    let keys = (0..100).map(|number| (format!("nvida{number:02}.com/use-gputype"), json!("H100")));
+    let long = format!("{}/use-gputype", "x".repeat(MAX_KEY));
+    let others = [long, "example.com/other".to_owned()].map(|key| (key, json!("1")));
+    let annotations: serde_json::Map<String, Value> = keys.chain(others).collect();
+    let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.as_str().unwrap().len()).sum();
+    value["metadata"]["annotations"] = annotations.into();
+    let pod = read(&value).unwrap();
+    assert_eq!(pod.annotations.len(), MAX_MISSPELT);
+    assert!(pod.annotations.iter().all(|(key, value)| key.starts_with("nvida0") && value.is_empty()));
+    assert_eq!((pod.annotations_left_out, pod.annotation_bytes as usize), (0, bytes));
+}
+
+#[test]
 fn the_size_of_a_pod_counts_an_escaped_character_as_one_byte() {
     let small = whole();
     assert_eq!(read(&small).unwrap().bytes as usize, small.to_string().len());
