@@ -2,7 +2,7 @@
 
 use super::missing::{Holding, Missing};
 use apiserver::writes::{EventType, ObjectEvent};
-use model::gpu::Gpu;
+use model::gpu::{Gpu, MissingGpu};
 use model::id::{GpuUuid, PodUid};
 use model::incident::{GpuCondition, Incident};
 use model::time::Monotonic;
@@ -17,6 +17,8 @@ const ACTION: &str = "HealthCheck";
 #[derive(Debug, Default)]
 pub(crate) struct GpuHealthWatch {
     gpus: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)>,
+    /// The GPUs of the machine that NVML did not list.
+    unlisted: Vec<MissingGpu>,
     /// For each GPU, the time of the last driver error about which a pod got an event.
     reported: BTreeMap<GpuUuid, Monotonic>,
     /// The pods whose GPUs are not listed.
@@ -26,7 +28,7 @@ pub(crate) struct GpuHealthWatch {
 /// A change of one GPU's health, as an event for the Node and for the pods that hold the GPU.
 #[derive(Debug)]
 pub(super) struct HealthChange {
-    /// The GPU and its MIG instances.
+    /// The GPU and its MIG instances; empty for a GPU that NVML does not list.
     pub devices: Vec<GpuUuid>,
     /// The event.
     pub event: ObjectEvent,
@@ -57,6 +59,9 @@ impl GpuHealthWatch {
             changes.push(of(gpu, EventType::Warning, "GpuRemoved", note, at));
         }
         self.gpus = now;
+        let new = view.gpus_missing.iter().filter(|gpu| !self.unlisted.contains(gpu));
+        changes.extend(new.map(|gpu| unlisted(gpu, at)));
+        self.unlisted.clone_from(&view.gpus_missing);
         changes
     }
 
@@ -114,6 +119,12 @@ fn unhealthy(gpu: &Gpu, incident: Incident, condition: &GpuCondition, at: &str) 
     of(gpu, EventType::Warning, "GpuUnhealthy", note, at)
 }
 
+fn unlisted(gpu: &MissingGpu, at: &str) -> HealthChange {
+    let (reason, advice) = (gpu.reason(), gpu.advice());
+    let note = format!("GPU at {}: NVML does not list it: {reason}. It gets no containers. {advice}", gpu.pci_bus_id);
+    HealthChange { devices: Vec::new(), event: event(EventType::Warning, "GpuMissing", note, at) }
+}
+
 fn named(gpu: &Gpu) -> String {
     format!("GPU {} ({}, {})", gpu.index, gpu.model, gpu.uuid)
 }
@@ -121,7 +132,11 @@ fn named(gpu: &Gpu) -> String {
 fn of(gpu: &Gpu, event_type: EventType, reason: &'static str, note: String, at: &str) -> HealthChange {
     let inside = gpu.instances().iter().map(|instance| instance.uuid.clone());
     let devices = std::iter::once(gpu.uuid.clone()).chain(inside).collect();
-    HealthChange { devices, event: ObjectEvent { weight: event_type, reason, action: ACTION, note, at: at.to_owned() } }
+    HealthChange { devices, event: event(event_type, reason, note, at) }
+}
+
+fn event(weight: EventType, reason: &'static str, note: String, at: &str) -> ObjectEvent {
+    ObjectEvent { weight, reason, action: ACTION, note, at: at.to_owned() }
 }
 
 #[cfg(test)]
@@ -192,6 +207,29 @@ mod tests {
         assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])])[0].0, "GpuHealthy");
         assert_eq!(look(vec![gpu(0, &[])])[0].0, "GpuRemoved");
         assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])]), []);
+    }
+
+    #[test]
+    fn a_gpu_that_nvml_does_not_list_gets_one_event_for_each_reason() {
+        let mut watched = GpuHealthWatch::default();
+        let mut look = |gpus: Vec<MissingGpu>| {
+            let mut view = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
+            view.gpus_missing = gpus;
+            watched.look(&view, "")
+        };
+        let failed = MissingGpu { pci_bus_id: "0000:65:00.0".into(), on_bus: true, in_driver: false, bound_to: None };
+        let other = MissingGpu { bound_to: Some("nouveau".into()), ..failed.clone() };
+        let changes = look(vec![failed.clone()]);
+        assert_eq!((changes.len(), changes[0].event.reason), (1, "GpuMissing"));
+        assert!(changes[0].event.weight == EventType::Warning && changes[0].devices.is_empty());
+        let text = "GPU at 0000:65:00.0: NVML does not list it: NVIDIA's driver has not initialised it. It gets no \
+                    containers. Check the kernel log (dmesg)";
+        assert!(changes[0].event.note.starts_with(text), "{}", changes[0].event.note);
+        assert!(look(vec![failed.clone()]).is_empty(), "once");
+        let changes = look(vec![other]);
+        assert!(changes[0].event.note.contains("bound to the kernel driver nouveau"), "{}", changes[0].event.note);
+        assert!(look(Vec::new()).is_empty());
+        assert_eq!(look(vec![failed]).len(), 1, "it is missing again");
     }
 
     #[test]
