@@ -65,9 +65,38 @@ pub(super) fn node_name(settings: &AgentSettings) -> Result<NodeName, StartError
     if let Some(name) = &settings.node_name {
         return Ok(name.clone());
     }
-    let from_kubernetes = std::env::var("NODE_NAME").ok().filter(|name| !name.trim().is_empty());
-    let name = from_kubernetes.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    derived_name(std::env::var("NODE_NAME").ok(), host)
+}
+
+/// The name that the manifest of the pod passes on in `NODE_NAME`, or else that of the host.
+fn derived_name(from_kubernetes: Option<String>, host: impl FnOnce() -> String) -> Result<NodeName, StartError> {
+    let name = from_kubernetes.filter(|name| !name.trim().is_empty()).unwrap_or_else(host);
     NodeName::of_host(&name).map_err(|error| {
         StartError::usage(format!("cannot name this node after NODE_NAME or the host: {error}; give --node-name"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_a_given_name_has_that_of_kubernetes_or_else_that_of_the_host() {
+        let derived = |given: Option<&str>, host: &str| derived_name(given.map(str::to_owned), || host.to_owned());
+        for (given, host, name) in [
+            (Some("node-7"), "other", "node-7"),
+            (Some(" Node-7\n"), "other", "node-7"),
+            (Some(" "), "MG357.Corp.Example", "mg357.corp.example"),
+            (Some(""), "host-1", "host-1"),
+            (None, " host-1\n", "host-1"),
+        ] {
+            assert_eq!(derived(given, host).unwrap().as_str(), name, "{given:?} {host:?}");
+        }
+        for (given, host) in [(Some("node 7"), "host-1"), (None, "host 1"), (None, "")] {
+            let why = derived(given, host).unwrap_err().what;
+            assert!(why.starts_with("cannot name this node after NODE_NAME or the host: "), "{why}");
+            assert!(why.ends_with("; give --node-name"), "{why}");
+        }
+    }
 }

@@ -245,6 +245,7 @@ mod tests {
         for reason in [
             ClosedReason::UnknownClaim(uid.clone()),
             ClosedReason::UnreadablePod(uid.clone()),
+            ClosedReason::UnknownDevice(uid.clone(), GpuUuid::parse("GPU-1").unwrap()),
             ClosedReason::TwoSchedulers(uid.clone()),
             ClosedReason::TwoLeases(uid.clone(), "gpu/other".into()),
         ] {
