@@ -118,7 +118,8 @@ fn the_device_nodes_of_gpus_in_an_answer_are_read_by_their_paths_on_the_host() {
     let nodes = |name: &str| read.allocations.iter().find(|row| &*row.container == name).unwrap().nodes.clone();
     assert_eq!((nodes("named-otherwise"), nodes("elsewhere"), nodes("nic")), (vec![0], vec![1], vec![]));
     // An answer of an earlier release of the agent: `devices { host_path: "/dev/nvidia0" }` and a ticket in an annotation.
-    let answer = "Gg4SDC9kZXYvbnZpZGlhMCI6ChVncHUtc3Rld2FyZC5pby90aWNrZXQSIXQwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMA==";
+    let answer =
+        "Gg4SDC9kZXYvbnZpZGlhMCI6ChVncHUtc3Rld2FyZC5pby90aWNrZXQSIXQwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMA==";
     let read = parse(&file(&[entry(UID, "main", "{}", &format!("\"{answer}\""))])).unwrap();
     assert_eq!((read.allocations[0].ticket.clone(), read.allocations[0].nodes.len()), (Some(ticket()), 0));
 }
