@@ -249,7 +249,8 @@ pub enum Stage {
     /// It has ended or is not known, and its processes still use a GPU.
     Ended = 4,
     /// The kubelet has called `Allocate` for all of its containers, and the agent refuses their start, because it has no
-    /// claim or its request cannot be read: it holds no device. Leaders of earlier releases treat it as `STAGE_WAITING`.
+    /// claim, its request cannot be read, or its claim names a device that the node does not have: it holds no device.
+    /// Leaders of earlier releases treat it as `STAGE_WAITING`.
     Refused = 5,
 }
 impl Stage {

@@ -161,7 +161,9 @@ fn a_pod_as_large_as_etcd_stores_it_is_not_bound_and_holds_no_reservation_for_ev
     server.put("pods", whole);
     eventually("the size that the pod watch shows", SOON, || refused(&third).then_some(()));
     server.put("pods", third.clone());
-    eventually("its size without them", SOON, || (extender.filter(&third, &["n1"])["NodeNames"] == json!(["n1"])).then_some(()));
+    eventually("its size without them", SOON, || {
+        (extender.filter(&third, &["n1"])["NodeNames"] == json!(["n1"])).then_some(())
+    });
 }
 
 /// A kubelet repeats images and mount paths in the status, and writes about 1 KiB about each container.

@@ -166,7 +166,8 @@ fn becomes_free(cluster: &ClusterState, node: &NodeClaims, spec: &Value) -> bool
         };
         (amount("nvidia.com/gpu"), amount("nvidia.com/gpumem") << 20)
     });
-    let (gpus, most) = amounts.fold((0_u64, 0), |(gpus, most), (own, bytes)| (gpus.saturating_add(own), bytes.max(most)));
+    let (gpus, most) =
+        amounts.fold((0_u64, 0), |(gpus, most), (own, bytes)| (gpus.saturating_add(own), bytes.max(most)));
     let free = node.devices().devices.iter().filter(|device| {
         let stays = claims().any(|(uid, claim)| !ends(uid) && claim.demand(&device.uuid).containers > 0);
         device.fitness == DeviceFitness::Fit && device.capacity.memory >= most && !stays

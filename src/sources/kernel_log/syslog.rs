@@ -211,7 +211,8 @@ mod tests {
     fn a_message_whose_lines_come_in_two_reads_is_taken_whole() {
         let (mut messages, mut found) = (KernelMessages::default(), Vec::new());
         let mut each = |message: &[u8]| found.push(String::from_utf8(message.to_vec()).unwrap());
-        let (head, rest) = ("<4>[    5.000000] NVRM: The NVIDIA GPU 0000:17:00.0", "<4>[    5.000000] NVRM: (PCI ID: 10de:2330)");
+        let (head, rest) =
+            ("<4>[    5.000000] NVRM: The NVIDIA GPU 0000:17:00.0", "<4>[    5.000000] NVRM: (PCI ID: 10de:2330)");
         for lines in [&[head][..], &[rest], &[]] {
             take_new(&mut messages, lines.iter().map(|line| line.as_bytes()), true, &mut each);
         }
