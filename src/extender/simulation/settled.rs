@@ -63,11 +63,11 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
             }
         }
     }
-    etcd.objects(Kind::Pods).values().try_for_each(|stored| placed(stored, machines, leader))
+    etcd.objects(Kind::Pods).values().try_for_each(|stored| placed(stored, etcd, machines, leader))
 }
 
 /// Whether a pod runs, or waits for a reason.
-fn placed(stored: &Stored, machines: &[Machine], leader: &Process) -> Result<(), String> {
+fn placed(stored: &Stored, etcd: &Etcd, machines: &[Machine], leader: &Process) -> Result<(), String> {
     let (pod, text) = (stored.pod(), &stored.text);
     if pod.ended() {
         return Ok(());
@@ -87,7 +87,12 @@ fn placed(stored: &Stored, machines: &[Machine], leader: &Process) -> Result<(),
         return Err(format!("{} is not bound, and requests no GPU", pod.name));
     };
     let waits = |machine: &Machine| {
-        let used: u64 = slots_on(machine);
+        // kube-scheduler leaves room for pods that are nominated to a node, as long as they wait.
+        let nominated = etcd.pods().filter(|other| {
+            let waits = other.node.is_none() && !other.ended() && other.uid != pod.uid;
+            waits && other.priority >= pod.priority && other.nominated.as_ref() == Some(&machine.name)
+        });
+        let used: u64 = slots_on(machine) + nominated.map(|other| other.slots()).sum::<u64>();
         leader.believes(|cluster| cluster.fits_without(&request, &machine.name, &[]))
             && used + pod.slots() <= machine.allocatable()
     };
