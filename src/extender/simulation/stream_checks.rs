@@ -64,6 +64,8 @@ pub(super) struct StreamChecks {
     /// A process, and a pod without a claim whose start is refused by a message that has reached it: it holds nothing. Only
     /// on its own node a pod is known by the hash of its manifest.
     refused: BTreeSet<(StreamKey, PodUid)>,
+    /// Whether the agent refuses all pods without a claim, and how far its pods have come, by the messages that have reached a process.
+    refusing: BTreeMap<StreamKey, (bool, BTreeMap<PodUid, PodStage>)>,
     restored: Option<u64>,
 }
 
@@ -89,19 +91,31 @@ impl StreamChecks {
 
     /// A message reaches a process. The agent refuses the start of these pods by it.
     pub(super) fn refuses(&mut self, process: u64, node: &str, message: &AgentMessage) {
-        let pods = match message {
-            AgentMessage::Full(report) => &report.pods,
-            AgentMessage::Change(change) => &change.pods,
+        let key = (process, node.to_owned());
+        let (pods, refuses, whole) = match message {
+            AgentMessage::Full(report) => (&report.pods, report.refuses_unclaimed, true),
+            AgentMessage::Change(change) => (&change.pods, change.refuses_unclaimed, false),
             AgentMessage::Beat => return,
         };
         let refused = pods.iter().filter(|(_, pod)| pod.stage == PodStage::Refused);
-        self.refused.extend(refused.map(|(uid, _)| ((process, node.to_owned()), uid.clone())));
+        self.refused.extend(refused.map(|(uid, _)| (key.clone(), uid.clone())));
+        let (all, stages) = self.refusing.entry(key).or_default();
+        *all = refuses;
+        if whole {
+            stages.clear();
+        }
+        stages.extend(pods.iter().map(|(uid, pod)| (uid.clone(), pod.stage)));
     }
 
-    /// Whether such a message about this pod has reached a process.
+    /// Whether a process knows by such messages that this pod without a claim holds nothing: its start is refused, or will be.
     pub(super) fn knows_refusal(&self, process: u64, pod: &SimPod) -> bool {
-        let node = pod.node.clone().unwrap_or_default();
-        self.refused.contains(&((process, node), pod.local_uid().clone()))
+        let key = (process, pod.node.clone().unwrap_or_default());
+        let waits = |stages: &BTreeMap<PodUid, PodStage>| {
+            stages.get(pod.local_uid()).is_none_or(|stage| matches!(stage, PodStage::Waiting | PodStage::Refused))
+        };
+        let refuses_all = self.refusing.get(&key).is_some_and(|(all, stages)| *all && waits(stages));
+        let never_ran = !pod.started() && !pod.is_unreadable();
+        (refuses_all && never_ran) || self.refused.contains(&(key, pod.local_uid().clone()))
     }
 
     /// A process has confirmed to an agent that the agent leaves, and has named these pods.
