@@ -261,7 +261,8 @@ impl KubeScheduler {
             other && one.priority >= pod.priority && here(one.nominated.as_ref())
         });
         let nominated: u64 = nominated.map(|one| one.slots()).sum();
-        machine.up && bound + assumed + nominated + pod.slots() <= machine.allocatable()
+        // A pod that requests none fits also where too many are taken.
+        machine.up && (pod.slots() == 0 || bound + assumed + nominated + pod.slots() <= machine.allocatable())
     }
 
     fn bind_answered(&mut self, bind: OpenBind, answer: &VerbAnswer, at: u64) -> Option<Asked> {
