@@ -136,8 +136,7 @@ impl KubeScheduler {
         at: u64,
         api: &ApiServers,
         machines: &[Machine],
-        weather: &Weather,
-        random: &mut Random,
+        (weather, random): (&Weather, &mut Random),
     ) -> Option<Asked> {
         self.watch(api, random);
         let answered = self.answers.lock().pop();
@@ -211,7 +210,7 @@ impl KubeScheduler {
         let uid = (*ready.get(random.place(ready.len()))?).clone();
         let nodes = self.fitting(&uid, machines);
         if nodes.is_empty() {
-            return self.preempt(&uid, &BTreeSet::new(), at, machines, random);
+            return self.preempt(&uid, &BTreeSet::new(), at, (machines, random));
         }
         let pod = Arc::clone(&self.queue.get(&uid)?.pod);
         if !pod.is_managed() {
@@ -224,8 +223,8 @@ impl KubeScheduler {
         let likely =
             likely.or_else(|| Some(nodes[random.place(nodes.len())].clone()).filter(|_| random.chance(weather.hints)));
         match likely {
-            Some(node) => self.ask(&uid, Verb::Filter, &[node], CycleQuestion::Likely, at),
-            None => self.ask(&uid, Verb::Filter, &nodes, CycleQuestion::Filter, at),
+            Some(node) => self.ask(&uid, &[node], (Verb::Filter, CycleQuestion::Likely), at),
+            None => self.ask(&uid, &nodes, (Verb::Filter, CycleQuestion::Filter), at),
         }
     }
 
@@ -237,13 +236,13 @@ impl KubeScheduler {
     }
 
     /// Asks about these nodes.
-    fn ask(&mut self, uid: &PodUid, verb: Verb, nodes: &[String], asks: CycleQuestion, at: u64) -> Option<Asked> {
+    fn ask(&mut self, uid: &PodUid, nodes: &[String], (verb, asks): (Verb, CycleQuestion), at: u64) -> Option<Asked> {
         let body = format!(r#"{{"Pod":{},"Nodes":null,"NodeNames":{}}}"#, self.queue.get(uid)?.text, json!(nodes));
-        Some(self.asked(uid, verb, body, asks, at))
+        Some(self.asked(uid, body, (verb, asks), at))
     }
 
     /// A question about the pod that is being placed.
-    pub(super) fn asked(&mut self, uid: &PodUid, verb: Verb, body: String, asks: CycleQuestion, at: u64) -> Asked {
+    pub(super) fn asked(&mut self, uid: &PodUid, body: String, (verb, asks): (Verb, CycleQuestion), at: u64) -> Asked {
         let number = self.number();
         self.cycle = Some(Cycle { uid: uid.clone(), question: number, until: at + TIMEOUT, asks });
         Asked::Question(Question { number, verb, body })
@@ -300,21 +299,21 @@ impl KubeScheduler {
                 match (fit.as_slice(), asks) {
                     ([], CycleQuestion::Likely) => {
                         let nodes = self.fitting(&uid, machines);
-                        self.ask(&uid, Verb::Filter, &nodes, CycleQuestion::Filter, at)
+                        self.ask(&uid, &nodes, (Verb::Filter, CycleQuestion::Filter), at)
                     }
                     ([], _) => {
                         let unresolvable = answer["FailedAndUnresolvableNodes"].as_object().into_iter().flatten();
                         let unresolvable = unresolvable.map(|(node, _)| node.clone()).collect();
-                        self.preempt(&uid, &unresolvable, at, machines, random)
+                        self.preempt(&uid, &unresolvable, at, (machines, random))
                     }
                     // One node needs no scores.
-                    ([node], _) => self.is_placed(&uid, node, at, machines, (weather, random)),
-                    _ => self.ask(&uid, Verb::Prioritize, &fit, CycleQuestion::Prioritize(fit.clone()), at),
+                    ([node], _) => self.is_placed((&uid, node.as_str()), at, machines, (weather, random)),
+                    _ => self.ask(&uid, &fit, (Verb::Prioritize, CycleQuestion::Prioritize(fit.clone())), at),
                 }
             }
             CycleQuestion::Prioritize(fit) => {
                 let node = best(&fit, &answer, random).clone();
-                self.is_placed(&uid, &node, at, machines, (weather, random))
+                self.is_placed((&uid, node.as_str()), at, machines, (weather, random))
             }
             CycleQuestion::Preempt => self.preempts(uid, &answer, at, random),
         }
@@ -323,8 +322,7 @@ impl KubeScheduler {
     /// A node is chosen for a pod. It is bound, or a Permit plugin holds it before.
     fn is_placed(
         &mut self,
-        uid: &PodUid,
-        node: &str,
+        (uid, node): (&PodUid, &str),
         at: u64,
         machines: &[Machine],
         (weather, random): (&Weather, &mut Random),

@@ -24,8 +24,7 @@ impl KubeScheduler {
         uid: &PodUid,
         unresolvable: &BTreeSet<String>,
         at: u64,
-        machines: &[Machine],
-        random: &mut Random,
+        (machines, random): (&[Machine], &mut Random),
     ) -> Option<Asked> {
         self.later(uid, at);
         let one = self.queue.get(uid)?.clone();
@@ -51,7 +50,7 @@ impl KubeScheduler {
         }
         let victims = json!(victims);
         let body = format!(r#"{{"Pod":{},"NodeNameToVictims":null,"NodeNameToMetaVictims":{victims}}}"#, one.text);
-        Some(self.asked(uid, Verb::Preempt, body, CycleQuestion::Preempt, at))
+        Some(self.asked(uid, body, (Verb::Preempt, CycleQuestion::Preempt), at))
     }
 
     /// Pods of lower priority without which a pod fits a machine; none where it does not fit without all of them. Some of them

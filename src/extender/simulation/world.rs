@@ -471,7 +471,7 @@ impl World {
     }
 
     fn schedule(&mut self) -> Result<(), String> {
-        match self.scheduler.step(self.now, &self.api, &self.machines, &self.weather, &mut self.random) {
+        match self.scheduler.step(self.now, &self.api, &self.machines, (&self.weather, &mut self.random)) {
             Some(Asked::Question(question)) => {
                 let answers = self.scheduler.answers.clone();
                 let place = &self.places[self.scheduler.asks % self.places.len()];
