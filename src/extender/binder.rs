@@ -90,6 +90,10 @@ impl Binder {
                 }
             };
         }
+        if let Some(why) = self.is_too_large_now(uid, pod).await {
+            self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
+            return Err(why.into());
+        }
         let until = Instant::now() + ANSWER_WITHIN;
         let mut result = match self.begin(uid, node) {
             Ok(result) => result,
@@ -258,6 +262,19 @@ impl Binder {
         match error.refusal().filter(|refusal| refusal.is_status) {
             Some(refusal) => PostAnswer::Refused(refusal.code, error.to_string()),
             None => PostAnswer::NoAnswer(error.to_string()),
+        }
+    }
+
+    /// Why a pod must not be bound, if more pods are too large than are remembered, or more pods exist than are followed: then the
+    /// pod is read.
+    async fn is_too_large_now(&self, uid: &PodUid, name: &PodRef) -> Option<String> {
+        if self.cluster.knows_large_pods() && self.watches.iter().all(|watch| watch.left_out() == 0) {
+            return None;
+        }
+        let read = self.client.get_pod(name, &ReadAge::Newest).await.map_err(|error| error.to_string());
+        match read.and_then(|bytes| wire::pod::decode(&bytes).map_err(|error| error.to_string())) {
+            Ok(pod) => placement::too_large(&pod).filter(|_| pod.uid == *uid).map(|why| why.to_string()),
+            Err(error) => Some(format!("it is not known whether the pod is too large: {error}")),
         }
     }
 

@@ -164,6 +164,11 @@ impl LockedCluster {
         self.large.lock().get(uid).cloned()
     }
 
+    /// Whether each pod that the pod watch has shown too large is remembered.
+    pub(super) fn knows_large_pods(&self) -> bool {
+        self.large.lock().len() < MOST_LARGE
+    }
+
     /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and keeps the order of
     /// changes. The watch may show the end of the pod while this call waits for the lock, so the check is made under the lock.
     pub(super) fn pod_was_read(&self, pod: &Pod) {
@@ -710,5 +715,22 @@ mod tests {
         assert_eq!(seen, 400);
         let (_, shares) = cluster.shares();
         assert!(shares.len() == 400 && shares.is_sorted_by_key(|share| &share.node));
+    }
+
+    /// Then each pod is read before it is bound.
+    #[test]
+    fn the_size_of_every_pod_is_known_until_too_many_pods_are_too_large() {
+        let cluster = cluster();
+        let one = Pod { uid: uid(0), node: None, bytes: u32::MAX, ..pod() };
+        (0..MOST_LARGE - 1).for_each(|number| cluster.size_is(&Pod { uid: uid(number), ..one.clone() }));
+        assert!(cluster.knows_large_pods());
+        cluster.size_is(&Pod { uid: uid(MOST_LARGE), ..one.clone() });
+        assert!(!cluster.knows_large_pods() && cluster.too_large(&one.uid).is_some());
+        cluster.size_is(&Pod { bytes: 1, ..one });
+        assert!(cluster.knows_large_pods());
+    }
+
+    fn uid(number: usize) -> PodUid {
+        PodUid::parse(&format!("{number:032x}")).unwrap()
     }
 }

@@ -540,9 +540,9 @@ mod tests {
             let large = Pod { bytes, status_bytes, ..pod(&json!({}), &json!({ "nvidia.com/gpu": "1" })) };
             of(&large, &RequestRules::default())
         };
-        assert!(together(1_210_720, 100_000).is_ok());
-        let why = together(1_210_721, 100_000).unwrap_err();
-        let words = "it has 1182 KiB and its status may need 97 KiB more, and with more than 1280 KiB together";
+        assert!(together(948_576, 100_000).is_ok());
+        let why = together(948_577, 100_000).unwrap_err();
+        let words = "it has 926 KiB and its status may need 97 KiB more, and with more than 1024 KiB together";
         assert!(why.to_string().contains(words), "{why}");
         assert!(together(u32::MAX, u32::MAX).is_err());
         let plain = pod(&json!({ "a": "x".repeat(262_100) }), &json!({ "cpu": "1" }));

@@ -44,16 +44,19 @@ const MAX_IMAGE: usize = 512;
 /// Longest quantity that is kept: the canonical form of the largest has about twenty characters.
 const MAX_QUANTITY: usize = 64;
 
-/// Largest pod that is placed, together with what its status repeats of it. etcd stores objects of up to 1.5 MiB; the rest is
-/// room for its annotations, for its conditions and for the messages of ended containers, of which the kubelet keeps 12 KiB. The
-/// API server refuses every later write to a bound pod without that room: its kubelet cannot even report that it runs.
-pub(crate) const MAX_POD: usize = 5 << 18;
+/// Largest pod that is placed, together with what its status repeats of it. etcd stores objects of up to 1.5 MiB, in a form that may
+/// be a third longer than JSON: an empty item of a list (`{},`) takes four bytes there. The rest is room for its annotations, for its
+/// conditions and for the messages of ended containers, of which the kubelet keeps 12 KiB. The API server refuses every later write
+/// to a bound pod without that room: its kubelet cannot even report that it runs.
+pub(crate) const MAX_POD: usize = 1 << 20;
 /// Bytes of the status of a container, without what the other constants count: the ids of container and image (about 250), two
 /// states (about 300), and its name in three conditions (up to 200).
 const CONTAINER_STATUS: usize = 1024;
 /// How often a status has the image of a container: once as it is, and twice in the message that the name is not valid. The
 /// message has quoted texts, in which Go writes a control character as four bytes.
 const IMAGE_COPIES: usize = 9;
+/// How often a status may have a text in the message about a container that cannot be created: once as it is and once quoted.
+const MESSAGE_COPIES: usize = 5;
 /// How often a status has the resource requests of a container: as limits, requests and allocated resources of the container, and
 /// as the same three of the pod. The API server accepts extended resources only if limits and requests are equal.
 const REQUEST_COPIES: usize = 6;
@@ -91,8 +94,9 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
 /// # Errors
 /// As [`decode`].
 pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
-    let raw = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
-    Ok(sized(pod(raw, label_keys)?, json))
+    let raw: Raw<'_> = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
+    let managed = raw.metadata.0.managed_fields.map(RawValue::get).unwrap_or_default();
+    Ok(sized(pod(raw, label_keys)?, json, managed))
 }
 
 /// As [`decode_with`], for a text that is known to be UTF-8, which takes less time.
@@ -100,14 +104,17 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
 /// # Errors
 /// As [`decode`].
 pub fn decode_text(json: &str, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
-    let raw = serde_json::from_str(json).map_err(|error| NotAPod::Json(error.to_string()))?;
-    Ok(sized(pod(raw, label_keys)?, json.as_bytes()))
+    let raw: Raw<'_> = serde_json::from_str(json).map_err(|error| NotAPod::Json(error.to_string()))?;
+    let managed = raw.metadata.0.managed_fields.map(RawValue::get).unwrap_or_default();
+    Ok(sized(pod(raw, label_keys)?, json.as_bytes(), managed))
 }
 
-/// The pod with the size of its object.
-fn sized(pod: Pod, json: &[u8]) -> Pod {
+/// The pod with the size of its object. etcd stores `managedFields` as JSON, with its escapes.
+fn sized(pod: Pod, json: &[u8], managed: &str) -> Pod {
     let room = MAX_POD.saturating_sub(usize::try_from(pod.status_bytes).unwrap_or(usize::MAX));
-    Pod { bytes: size(json, json.len() > room), ..pod }
+    let matters = json.len() > room;
+    let escapes = u32::try_from(managed.len()).unwrap_or(u32::MAX).saturating_sub(size(managed.as_bytes(), matters));
+    Pod { bytes: size(json, matters).saturating_add(escapes), ..pod }
 }
 
 /// The length of a JSON text in which each escaped character counts as what is stored of it: one byte, or the three of a
@@ -220,6 +227,8 @@ struct Metadata<'a> {
     /// Parsed only where the caller requests labels.
     #[serde(borrow)]
     labels: Option<&'a RawValue>,
+    #[serde(borrow)]
+    managed_fields: Option<&'a RawValue>,
     owner_references: OrNull<Vec<OwnerReference>>,
 }
 
@@ -248,6 +257,7 @@ struct Spec {
     restart_policy: OrNull<String>,
     security_context: ValueSize,
     readiness_gates: ValueSize,
+    volumes: OrNull<Vec<Volume>>,
     init_containers: OrNull<Vec<Container>>,
     containers: OrNull<Vec<Container>>,
     ephemeral_containers: OrNull<Vec<Container>>,
@@ -301,21 +311,32 @@ struct TopologySpreadConstraint {
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
+struct Volume {
+    image: ValueSize,
+}
+
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Container {
     name: String,
     image: OrNull<String>,
     restart_policy: OrNull<String>,
+    working_dir: ValueSize,
     resources: OrNull<Resources>,
     volume_mounts: ValueSize,
     security_context: OrNull<SecurityContext>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct SecurityContext {
     privileged: OrNull<bool>,
     capabilities: OrNull<Capabilities>,
+    seccomp_profile: ValueSize,
+    app_armor_profile: ValueSize,
+    se_linux_options: ValueSize,
+    windows_options: ValueSize,
 }
 
 impl SecurityContext {
@@ -328,12 +349,20 @@ impl SecurityContext {
         };
         self.privileged.0 || self.capabilities.0.add.0.iter().any(mounts)
     }
+
+    /// Bytes of the texts that a runtime's message about the container may have.
+    fn texts(&self) -> usize {
+        let profiles = self.seccomp_profile.with(self.app_armor_profile).with(self.se_linux_options);
+        let added: usize = self.capabilities.0.add.0.iter().map(String::len).sum();
+        profiles.with(self.windows_options).with(self.capabilities.0.drop).stored() + added
+    }
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Capabilities {
     add: OrNull<Vec<String>>,
+    drop: ValueSize,
 }
 
 #[derive(Default, Deserialize)]
@@ -341,6 +370,7 @@ struct Capabilities {
 struct Resources {
     limits: OrNull<Limits>,
     requests: ValueSize,
+    claims: ValueSize,
 }
 
 #[derive(Default, Deserialize)]
@@ -642,13 +672,16 @@ fn is_zero(text: &str) -> bool {
 /// About as many bytes as the kubelet may write into the status of a pod with this specification.
 fn status_bytes(spec: &Spec) -> u32 {
     let lists = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
+    // Any container may mount any of them.
+    let volumes: usize = spec.volumes.0.iter().map(|volume| volume.image.stored()).sum();
     let of_container = |container: &Container| {
+        let Container { image, working_dir, resources, volume_mounts, security_context, .. } = container;
         CONTAINER_STATUS
-            + IMAGE_COPIES * container.image.0.len()
-            + REQUEST_COPIES * container.resources.0.requests.stored()
-            + container.volume_mounts.stored()
-            // The status of each container has the groups of the pod.
-            + spec.security_context.stored()
+            + IMAGE_COPIES * (image.0.len() + volumes)
+            + REQUEST_COPIES * (resources.0.requests.stored() + resources.0.claims.stored())
+            + MESSAGE_COPIES * (working_dir.stored() + security_context.0.texts())
+            // The status of each container also has its mounts, and the groups of the pod.
+            + (1 + MESSAGE_COPIES) * (volume_mounts.stored() + spec.security_context.stored())
     };
     let containers: usize = lists.into_iter().flat_map(|list| &list.0).map(of_container).sum();
     u32::try_from(containers + GATE_COPIES * spec.readiness_gates.stored()).unwrap_or(u32::MAX)

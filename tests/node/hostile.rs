@@ -38,7 +38,7 @@ fn resident(pid: u32) -> u64 {
 fn is_too_large(extender: &Extender, asks: &Value) -> bool {
     let answer = extender.filter(asks, &["n1"]);
     let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
-    why.contains("more than 1280 KiB together its status may not fit")
+    why.contains("more than 1024 KiB together its status may not fit")
 }
 
 #[test]
@@ -127,10 +127,10 @@ fn a_large_pod_that_has_changed_before_its_binding_is_read_and_bound() {
     let server = FakeApiServer::start();
     node(&server, "n1", 1);
     let extender = Extender::led(&server);
-    server.put("pods", with_text(pod(&server, 1, 3000), 1 << 20));
+    server.put("pods", with_text(pod(&server, 1, 3000), 960 << 10));
     let first = server.object("pods", "ml", "train-1").unwrap();
     assert_eq!(extender.filter(&first, &["n1"])["NodeNames"], json!(["n1"]));
-    server.put("pods", with_text(first.clone(), (1 << 20) - 1));
+    server.put("pods", with_text(first.clone(), (960 << 10) - 1));
     // The API server refuses the binding of the former version, and the extender reads the pod, which has 6 MiB of JSON.
     assert_eq!(extender.bind(&first, "n1"), "", "{}", extender.log());
     assert_eq!(stored(&server, &first)["spec"]["nodeName"], "n1");
