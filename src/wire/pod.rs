@@ -146,6 +146,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         annotations,
         labels,
         owner_references,
+        managed_fields: _,
     } = metadata;
     let uid = PodUid::parse(&uid)?;
     // A grace period without a bound can give a time before 1970. Such a pod is being deleted, and it must not be unreadable:

@@ -192,10 +192,10 @@ fn a_pod_whose_status_may_be_larger_than_etcd_stores_is_not_bound() {
         assert!(stored(&server, &asks)["spec"]["nodeName"].is_null(), "{name}");
     }
     // Only the pod watch shows the managed fields, and the status counts with them too.
-    let asks = with(4, &image(120_000));
+    let asks = with(4, &image(80_000));
     assert_eq!(extender.filter(&asks, &["n1"])["NodeNames"], json!(["n1"]));
     let mut whole = asks.clone();
-    whole["metadata"]["managedFields"] = json!([{ "manager": "x".repeat(200_000) }]);
+    whole["metadata"]["managedFields"] = json!([{ "manager": "x".repeat(300_000) }]);
     server.put("pods", whole);
     eventually("the size that the pod watch shows", SOON, || is_too_large(&extender, &asks).then_some(()));
     // A status does not repeat variables.

@@ -381,6 +381,16 @@ fn the_size_of_a_pod_counts_an_escaped_character_as_one_byte() {
 }
 
 #[test]
+fn managed_fields_are_counted_with_their_escapes() {
+    let mut value = whole();
+    value["metadata"]["managedFields"] = json!([{ "fieldsV1": { ("\u{1}".repeat(200_000)): {} } }]);
+    assert!(read(&value).unwrap().bytes > 6 * 200_000, "etcd stores them as JSON");
+    value["metadata"]["managedFields"] = Value::Null;
+    value["metadata"]["annotations"]["a"] = "\u{1}".repeat(200_000).into();
+    assert!(read(&value).unwrap().bytes < 2 * 200_000, "the value of an annotation is stored without its escapes");
+}
+
+#[test]
 fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
     let with = |path: &str, part: &Value| {
         let mut value = whole();
