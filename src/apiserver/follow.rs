@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The newest version is that of the last event, or that of the list if there was no event. After a failure the
-//! follower waits before the next request. A new list follows an answer 400, 404, 410, 422 or 504, and an answer that
-//! is too large or cannot be read.
+//! follower waits before the next request. A new list follows an answer 400, 404, 410, 422 or 504, an answer that is too
+//! large or cannot be read, and a watch that was quiet for too long.
 
 use crate::absence::Absences;
 use crate::chance;
@@ -31,13 +31,12 @@ use wire::watch::{BadWatchAnswer, ReadObject, UnreadableObject, WatchEvent, Watc
 
 /// A watch lasts between this time and twice as long, so the agents of a cluster do not reconnect all at once.
 const LASTS: Duration = Duration::from_secs(150);
-/// A watch that has sent nothing for this long may be on a connection that has died silently, so another one begins on a
-/// new connection. The API server sends a bookmark each minute, so a second quiet watch is a failure.
+/// A watch that has sent nothing for this long may be on a connection that has died silently, so a new list is read on a
+/// new connection. An API server that sends bookmarks sends one each minute.
 const QUIET: Duration = Duration::from_secs(75);
 /// Changes within this time are reported together: fifty pods that start at once cause one report.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// A watch counts as working once it has lasted this long or has sent an event. After a quiet watch only an event shows that
-/// the next one works: something on the way may accept connections and pass nothing on.
+/// A watch counts as working once it has lasted this long or has sent an event.
 const WORKS: Duration = Duration::from_secs(2);
 /// Maximum number of changes that wait for a report: more than a large cluster causes in 20 ms. Each takes two
 /// pointers.
@@ -80,8 +79,7 @@ pub trait FollowListener<K: Followed>: Send {
     fn unreadable(&mut self, bad: &UnreadableObject<K::Uid>);
     /// An object that could not be read can be read again, or is known to be gone.
     fn settled(&mut self, _uid: &K::Uid) {}
-    /// No watch is known to work from now on, until [`FollowListener::works`]: a list is read, a list or watch has failed, or a
-    /// watch was quiet for too long.
+    /// No watch is known to work from now on, until [`FollowListener::works`]: a list is read, or a list or watch has failed.
     fn stopped(&mut self) {}
     /// A list or watch failed. Returns the pause before the next one.
     fn failed(&mut self, why: &ApiError) -> Duration;
@@ -121,8 +119,6 @@ struct Position {
     /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; a second one
     /// before a watch works is a failure.
     forgot: bool,
-    /// The last watch was quiet for too long, and no watch has sent anything since.
-    quiet: bool,
 }
 
 /// A list that was read to its end.
@@ -369,7 +365,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             tokio::select! {
                 biased;
                 () = sleep_until(report_at), if self.unreported.since.is_some() => self.report(),
-                () = sleep_until(begun + WORKS), if !works && !self.position.quiet => {
+                () = sleep_until(begun + WORKS), if !works => {
                     works = true;
                     self.works();
                 }
@@ -391,9 +387,10 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                     // No data, not even a bookmark or the end of the stream.
                     Err(_) => {
                         self.client.connection().is_silent(generation);
-                        self.listener.stopped();
-                        if Instant::now() < end && !std::mem::replace(&mut self.position.quiet, true) {
-                            tracing::debug!(kind = K::NAME, "a watch was quiet; another one begins on a new connection");
+                        if Instant::now() < end {
+                            // Something on the way may accept a watch and pass nothing on. A list shows that it does not.
+                            self.position.seen = self.position.version.take().or(self.position.seen.take());
+                            tracing::debug!(kind = K::NAME, "a watch was quiet; a new list is read on a new connection");
                             return Ok(());
                         }
                         return Err(answer.failed(ApiFailure::Slow(begun.elapsed())));
@@ -511,7 +508,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
 
     fn works(&mut self) {
         self.listener.works();
-        (self.position.forgot, self.position.quiet) = (false, false);
+        self.position.forgot = false;
         self.unreported.since.get_or_insert_with(Instant::now);
     }
 

@@ -90,11 +90,11 @@ impl Binder {
                 }
             };
         }
-        if let Some(why) = self.is_too_large_now(uid, pod).await {
+        let until = Instant::now() + ANSWER_WITHIN;
+        if let Some(why) = self.is_too_large_now(uid, pod, until).await {
             self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
             return Err(why.into());
         }
-        let until = Instant::now() + ANSWER_WITHIN;
         let mut result = match self.begin(uid, node) {
             Ok(result) => result,
             Err(why) => {
@@ -267,11 +267,15 @@ impl Binder {
 
     /// Why a pod must not be bound, if more pods are too large than are remembered, or more pods exist than are followed: then the
     /// pod is read.
-    async fn is_too_large_now(&self, uid: &PodUid, name: &PodRef) -> Option<String> {
-        if self.cluster.knows_large_pods() && self.watches.iter().all(|watch| watch.left_out() == 0) {
+    async fn is_too_large_now(&self, uid: &PodUid, name: &PodRef, until: Instant) -> Option<String> {
+        let known = self.cluster.knows_large_pods() && self.watches.iter().all(|watch| watch.left_out() == 0);
+        if known || self.orders.lock().contains_key(uid) {
             return None;
         }
-        let read = self.client.get_pod(name, &ReadAge::Newest).await.map_err(|error| error.to_string());
+        let read = match timeout_at(until, self.client.get_pod(name, &ReadAge::Newest)).await {
+            Ok(read) => read.map_err(|error| error.to_string()),
+            Err(_) => Err("the API server has not answered yet".into()),
+        };
         match read.and_then(|bytes| wire::pod::decode(&bytes).map_err(|error| error.to_string())) {
             Ok(pod) => placement::too_large(&pod).filter(|_| pod.uid == *uid).map(|why| why.to_string()),
             Err(error) => Some(format!("it is not known whether the pod is too large: {error}")),

@@ -86,7 +86,10 @@ impl FollowListener<AllPods> for PodFeed {
             match delta {
                 Delta::Added(pod) => self.is(pod),
                 // It holds nothing, but still exists.
-                Delta::LeftOut(pod) => self.cluster.pod_is_left_out(&pod.uid),
+                Delta::LeftOut(pod) => {
+                    self.cluster.pod_is_left_out(&pod.uid);
+                    self.evictor.pod_gone(&pod.uid);
+                }
                 Delta::Changed { before, after } => {
                     // Only a restore of etcd removes the node from a pod.
                     if before.node.is_some() && after.node.is_none() {

@@ -253,6 +253,8 @@ impl LockedCluster {
 
     /// A pod that holds nothing is not followed any more.
     pub(super) fn pod_is_left_out(&self, uid: &PodUid) {
+        self.plain.lock().forget(uid);
+        self.large.lock().remove(uid);
         self.cluster.lock().pod_is_left_out(uid);
     }
 

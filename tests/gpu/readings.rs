@@ -204,31 +204,47 @@ fn profiling(record: &mut Record, metrics: &str, uuid: &str, when: &str) {
     }
 }
 
-/// Energy must grow by the power that is shown.
+/// Energy must grow by the power that is shown. The agent reads energy with the process list, every five seconds, and power every
+/// second. So the time counts from one new value of the energy to another one.
 fn energy(record: &mut Record, machine: &Machine, agent: &Agent, uuid: &str) {
+    /// Longer than the period of the process lists.
+    const NEXT: Duration = Duration::from_secs(15);
     let look = || {
         let metrics = agent.get("/metrics").text();
         Some((series(&metrics, "energy_joules_total", "", uuid)?, series(&metrics, "power_watts", "", uuid)?))
     };
-    let Some((first, _)) = look() else {
+    let mut powers = Vec::new();
+    let mut changes_from = |before: f64| {
+        let asked = Instant::now();
+        while asked.elapsed() < NEXT {
+            std::thread::sleep(Duration::from_millis(100));
+            let (energy, power) = look()?;
+            powers.push(power);
+            #[expect(clippy::float_cmp, reason = "the same text is the same number")]
+            if energy != before {
+                return Some((energy, Instant::now()));
+            }
+        }
+        None
+    };
+    let Some((shown, _)) = look() else {
         record.line("         energy: absent");
         return;
     };
-    let began = Instant::now();
-    let mut powers = Vec::new();
-    let mut last = first;
-    // The agent reads both once a second.
-    while began.elapsed() < machine.length.min(Duration::from_secs(10)) {
-        std::thread::sleep(Duration::from_secs(1));
-        if let Some((energy, power)) = look() {
-            last = energy;
-            powers.push(power);
-        }
+    let Some((first, began)) = changes_from(shown) else {
+        record.check(false, &format!("energy grows from {shown} J"));
+        return;
+    };
+    let (mut last, mut ended) = (first, began);
+    while ended - began < machine.length.min(Duration::from_secs(10)) {
+        let Some((energy, at)) = changes_from(last) else { break };
+        (last, ended) = (energy, at);
     }
     #[expect(clippy::cast_precision_loss, reason = "a few looks")]
     let mean = powers.iter().sum::<f64>() / powers.len().max(1) as f64;
-    let grown = (last - first) / began.elapsed().as_secs_f64();
-    // The first and the last reading are each up to a second old.
-    let holds = (grown - mean).abs() <= mean * (0.1 + 1.0 / began.elapsed().as_secs_f64());
+    let seconds = (ended - began).as_secs_f64();
+    let grown = (last - first) / seconds;
+    // Both values are seen a moment after they were read.
+    let holds = ended > began && (grown - mean).abs() <= mean * (0.1 + 0.5 / seconds);
     record.check(holds, &format!("energy grows by {grown:.1} W, power is {mean:.1} W"));
 }

@@ -20,7 +20,7 @@ use crate::guarding::Guards;
 use crate::settings::{AgentSettings, Gpus, Topology};
 use apiserver::ApiConnection;
 use decide::agent_report::SharingStages;
-use decide::allocator::NodeAllocator;
+use decide::allocator::{NodeAllocator, WithoutClaim};
 use effects::delivery::{DeviceDelivery, NodeEdits, StartedPodsFile, TicketFolders};
 use effects::plugin::{self, PluginCallSender, TicketJournal};
 use model::id::{GpuUuid, NodeName};
@@ -136,9 +136,12 @@ fn sockets(settings: &AgentSettings, resource: Arc<str>) -> plugin::Settings {
 
 fn allocator(settings: &AgentSettings, served: &Path) -> NodeAllocator {
     let sharing = &settings.sharing;
-    // An extender places the pods of a node whose agent reports to it, also before the first one has come.
-    let served_by_scheduler = settings.report.is_some() || served.exists();
-    let mut allocator = NodeAllocator::new(sharing.without_claim, served_by_scheduler);
+    let without_claim = match sharing.without_claim {
+        // An extender places the pods of a node whose agent reports to it, also before the first one has come.
+        WithoutClaim::Auto if settings.report.is_some() => WithoutClaim::Refuse,
+        asked => asked,
+    };
+    let mut allocator = NodeAllocator::new(without_claim, served.exists());
     allocator.allow_same_gpu_twice(sharing.same_gpu_twice);
     // Closed until it is known that containers get their devices by CDI.
     allocator.close(true);

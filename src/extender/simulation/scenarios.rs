@@ -2,7 +2,6 @@
 
 use super::etcd::Kind;
 use super::object::ContainerShape;
-use super::weather::SECOND;
 use super::world::World;
 use decide::cluster::ClusterState;
 use model::request::ContainerRole;
@@ -65,19 +64,4 @@ fn a_pod_that_a_restore_of_etcd_took_from_its_node_is_bound_again() {
     assert_eq!(bound(&world), None);
     assert_eq!(world.settle(), Ok(()));
     assert!(started(&world));
-}
-
-#[test]
-fn a_leader_whose_watches_open_and_show_nothing_binds_no_pod_until_they_do() {
-    let mut world = led();
-    world.held = true;
-    let blind = world.now + 240 * SECOND;
-    world.run_until(blind);
-    world.create_pod(vec![container(4000)], |pod| pod);
-    let next = world.now + 30 * SECOND;
-    world.run_until(next);
-    assert_eq!((bound(&world), world.led()), (None, true));
-    world.held = false;
-    world.until("the pod is bound", |world| bound(world).is_some());
-    assert_eq!(world.settle(), Ok(()));
 }

@@ -61,6 +61,7 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &
         let (text, from) = match read_newest(&seen) {
             Ok(found) => found,
             Err(error) => {
+                messages.end(&mut each);
                 reporter.trouble(ErrorCounter::KernelLogFailed);
                 tracing::warn!(%error, "kernel log can no longer be read by syslog(2)");
                 return;
@@ -68,6 +69,7 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &
         };
         // A log that was cleared and is still empty does not show where to continue.
         if text.is_empty() {
+            messages.end(&mut each);
             continue;
         }
         if from.is_none() {
@@ -81,6 +83,7 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &
         take_new(&mut messages, seen.new_lines(&text, from), from.is_some(), &mut each);
         seen = Seen::of(&text);
     }
+    messages.end(&mut each);
 }
 
 /// Takes the new lines of a read. The last message stays open until a read shows that it has no more lines: the kernel may have been
