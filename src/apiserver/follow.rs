@@ -6,7 +6,7 @@
 //!    │ └─ not shown ─▶ absence ── get ────┘
 //!    └─────────────────┤ │
 //!      new list: 410,  └─┘  ends or fails: the next watch starts at the newest version
-//!      or wanted
+//!      quiet or wanted
 //! ```
 //!
 //! The newest version is that of the last event, or that of the list if there was no event. After a failure the

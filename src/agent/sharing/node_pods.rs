@@ -92,7 +92,7 @@ impl NodePods {
     /// Saves for the agent's next start that a GPU scheduler has placed a pod here.
     pub(super) fn are_served(&self) {
         tracing::info!(
-            "a GPU scheduler places pods here: pods without its claim are refused from now on, unless --without-claim=share"
+            "a GPU scheduler places pods here: pods without its claim are refused, unless --without-claim=share"
         );
         if let Err(error) = std::fs::write(&self.served, b"") {
             tracing::warn!(file = %self.served.display(), %error, "cannot save for the agent's next start that a GPU scheduler places pods here");

@@ -66,6 +66,9 @@ fn an_agent_opens_its_node_when_it_is_registered_and_leaves_when_no_bound_pod_ha
     eventually("an open node", SOON, || extender.fits(&first, NODE).ok());
     assert_eq!(extender.bind(&first, NODE), "");
     assert_eq!(bound_to(&server, "train-30"), NODE);
+    // Also after a restart without an extender, it must not give its GPUs to pods without a claim.
+    let served = agent.dir().join("state/served-by-scheduler");
+    eventually("the saved mark that a scheduler places pods here", SOON, || served.exists().then_some(()));
     agent.signal(libc::SIGTERM);
     agent.logs("asked the extender to bind no more pods to this node");
     let second = pod(&server, 31, 3000);
