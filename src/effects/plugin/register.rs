@@ -32,7 +32,7 @@ use super::call::{PluginCallSender, PluginDevice};
 use super::second_agent::{self, SecondAgent};
 use super::served_socket::{MAX_REQUEST, ServedSocket};
 use super::service::{MAX_LIST, Service, Watches, encoded_len};
-use super::settings::{RegistrationCourse, RegistrationStart, Settings};
+use super::settings::{KubeletFile, RegistrationCourse, RegistrationStart, Settings};
 use model::backoff::Backoff;
 use model::plugin::{RegistrationState, SecondConnection};
 use proto::device_plugin::RegisterRequest;
@@ -101,7 +101,8 @@ pub async fn serve(
     let following = course.entry != RegistrationStart::Fresh;
     let [plugin, beside, _] = settings.socket_paths();
     let endpoint = if following && UnixStream::connect(&plugin).await.is_ok() { beside } else { plugin };
-    let registrar = Registrar { settings, endpoint, list, calls, state, course };
+    let kubelet_at_start = settings.kubelet_file();
+    let registrar = Registrar { settings, endpoint, kubelet_at_start, list, calls, state, course };
     let served = registrar.serve().await;
     if !registrar.course.is_followed() {
         registrar.settings.clear_left();
@@ -124,6 +125,8 @@ struct Registrar {
     settings: Settings,
     /// The agent's socket in the plugin folder.
     endpoint: PathBuf,
+    /// The kubelet's socket when this agent started.
+    kubelet_at_start: Option<KubeletFile>,
     list: watch::Receiver<Arc<[PluginDevice]>>,
     calls: PluginCallSender,
     state: watch::Sender<RegistrationState>,
@@ -205,6 +208,10 @@ impl Registrar {
     }
 
     fn registered(&self) {
+        // The kubelet may have restarted so fast that no attempt found it absent.
+        if self.settings.kubelet_file() != self.kubelet_at_start {
+            self.settings.clear_registry();
+        }
         let devices = self.list.borrow().len();
         tracing::info!(resource = &*self.settings.resource, devices, "registered with kubelet");
         self.state.send_replace(RegistrationState::Registered);
@@ -361,7 +368,6 @@ impl Registrar {
                 () = sleep(CHECK_EVERY) => {
                     if !socket.still_ours() {
                         // The kubelet removes the sockets in its plugin folder when it starts.
-                        self.settings.clear_registry();
                         return End::Lost(format!("{} was removed or replaced", socket.path().display()));
                     }
                 }

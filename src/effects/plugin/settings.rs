@@ -3,6 +3,7 @@
 use super::socket_name;
 use model::plugin::SecondConnection;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
@@ -41,6 +42,15 @@ impl RegistrationCourse {
     pub(super) fn is_followed(&self) -> bool {
         self.followed.get() == Some(&true)
     }
+}
+
+/// Identifies the file of the kubelet's socket. A kubelet makes a new file when it starts. The file system may give that
+/// file the inode of the removed one, so the time counts too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KubeletFile {
+    inode: (u64, u64),
+    /// Seconds, and nanoseconds of the second.
+    created: (i64, i64),
 }
 
 /// The settings of the device plugin.
@@ -106,6 +116,12 @@ impl Settings {
 
     pub(super) fn kubelet(&self) -> PathBuf {
         self.plugins.join("kubelet.sock")
+    }
+
+    /// The file of the kubelet's socket; `None` if there is none.
+    pub(super) fn kubelet_file(&self) -> Option<KubeletFile> {
+        let found = std::fs::symlink_metadata(self.kubelet()).ok()?;
+        Some(KubeletFile { inode: (found.dev(), found.ino()), created: (found.mtime(), found.mtime_nsec()) })
     }
 }
 
