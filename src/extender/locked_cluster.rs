@@ -728,8 +728,11 @@ mod tests {
         assert!(cluster.knows_large_pods());
         cluster.size_is(&Pod { uid: uid(MOST_LARGE), ..one.clone() });
         assert!(!cluster.knows_large_pods() && cluster.too_large(&one.uid).is_some());
-        cluster.size_is(&Pod { bytes: 1, ..one });
+        cluster.size_is(&Pod { bytes: 1, ..one.clone() });
         assert!(cluster.knows_large_pods());
+        cluster.size_is(&one);
+        cluster.pod_is_left_out(&one.uid);
+        assert!(cluster.knows_large_pods() && cluster.too_large(&one.uid).is_none());
     }
 
     fn uid(number: usize) -> PodUid {

@@ -1,6 +1,6 @@
 //! Why a GPU or MIG instance that the driver lists is not offered to pods, and what to do about it.
 
-use crate::gpu::{Gpu, MemoryKind};
+use crate::gpu::{Gpu, MemoryKind, MigInstance};
 use crate::id::GpuUuid;
 use crate::reading::{Absence, Reading};
 use crate::unit::Bytes;
@@ -43,8 +43,18 @@ impl Gpu {
         }
     }
 
-    /// Why neither the GPU nor any of its MIG instances is offered; `None` if the GPU or one of its instances is
-    /// offered. `configured` is the memory that the device configuration states.
+    /// Whether the GPU or one of its MIG instances is offered. `configured` is the memory that the device configuration
+    /// states.
+    #[must_use]
+    pub fn is_offered(&self, configured: Option<Bytes>) -> bool {
+        let divided = self.mig_mode.get() == Some(true);
+        let sized = |instance: &MigInstance| instance.memory_total.get().is_some();
+        self.withheld(configured).is_none() && (!divided || self.instances().iter().any(sized))
+    }
+
+    /// Why neither the GPU nor any of its MIG instances is offered. `None` if the GPU is offered or has MIG instances;
+    /// an instance is offered if its memory size is known. `configured` is the memory that the device configuration
+    /// states.
     #[must_use]
     pub fn withheld(&self, configured: Option<Bytes>) -> Option<WithheldReason> {
         // A container that gets a GPU must find its device node.
@@ -132,7 +142,7 @@ impl fmt::Display for WithheldDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{MigInstance, tests::gpu};
+    use crate::gpu::tests::gpu;
     use crate::time::Monotonic;
 
     fn m<T>(value: T) -> Reading<T> {
@@ -150,6 +160,7 @@ mod tests {
             profile: "1g.10gb".into(),
             memory_total: m(Bytes(1)),
         };
+        let unsized_instance = MigInstance { memory_total: Reading::NOT_YET, ..instance.clone() };
         let refused = Absence::NotSupported;
         let without_memory = Gpu { memory_total: Reading::Absent(refused), ..whole.clone() };
         for (name, gpu, configured, why) in [
@@ -168,11 +179,14 @@ mod tests {
         ] {
             let found = gpu.withheld(configured);
             assert_eq!(found.map(WithheldReason::code), why, "{name}");
+            assert_eq!(gpu.is_offered(configured), why.is_none(), "{name}");
             if let Some(found) = found {
                 let text = WithheldDevice { index: 3, device: None, why: found }.to_string();
                 assert!(text.starts_with("GPU 3 is not offered: ") && text.ends_with('.'), "{text}");
             }
         }
+        let divided = Gpu { mig_mode: m(true), mig: m(vec![unsized_instance]), ..whole.clone() };
+        assert!(divided.withheld(None).is_none() && !divided.is_offered(None), "the reason is the instance's");
         let shared = Gpu { memory_kind: MemoryKind::Host, ..whole.clone() };
         assert_eq!(
             (shared.memory_to_offer(Some(Bytes(5))), shared.memory_to_offer(None)),

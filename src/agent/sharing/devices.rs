@@ -46,7 +46,7 @@ fn filtered(gpu: &Gpu, config: &DeviceConfig) -> bool {
 
 /// Whether pods are offered this GPU or one of its MIG instances.
 pub(crate) fn offers(gpu: &Gpu, config: &DeviceConfig) -> bool {
-    !filtered(gpu, config) && gpu.withheld(configured_memory(config)).is_none()
+    !filtered(gpu, config) && gpu.is_offered(configured_memory(config))
 }
 
 /// The devices that the driver lists and that are not offered, without those that the configuration leaves out.

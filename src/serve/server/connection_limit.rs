@@ -23,6 +23,9 @@ use tokio_util::sync::CancellationToken;
 /// A newcomer stays for this long although other connections wait. Thousands of agents may connect at the same moment.
 /// The extender makes a handshake and checks its token in 0.28 ms, so it is done with 512 newcomers after 0.15 s.
 const NEWCOMER_STAYS: Duration = Duration::from_millis(200);
+/// An address with more newcomers than this gets no such time. Agents behind one relay may share an address, but thousands of
+/// connections from one address would otherwise make all other clients wait.
+const NEWCOMERS_OF_ADDRESS: usize = 64;
 
 /// The open connections. Only the accept loop owns this.
 #[derive(Debug)]
@@ -104,19 +107,28 @@ impl ConnectionLimit {
     }
 
     /// Whether the next connection has to wait before it is accepted: there are as many newcomers as allowed, and the
-    /// oldest one may stay for a moment. So no client loses its handshake because many others connect too.
+    /// one that would be closed may stay for a moment. So no client loses its handshake because many others connect too.
     pub(super) fn is_crowded(&mut self) -> bool {
         self.is_full_of_newcomers()
-            && self.newcomers.first().is_some_and(|oldest| oldest.opened.elapsed() < NEWCOMER_STAYS)
+            && self.next_newcomer_to_close().is_some_and(|(number, of_address)| {
+                of_address <= NEWCOMERS_OF_ADDRESS
+                    && self.newcomers.get(number).is_some_and(|slot| slot.opened.elapsed() < NEWCOMER_STAYS)
+            })
+    }
+
+    /// The place of the oldest newcomer of the address with the most newcomers, and the number of that address's newcomers.
+    fn next_newcomer_to_close(&self) -> Option<(usize, usize)> {
+        let of_peer = of_peer(&self.newcomers);
+        let newcomers = self.newcomers.iter().enumerate();
+        let counted = newcomers.map(|(number, slot)| (Reverse(of_peer.get(&slot.peer).copied().unwrap_or(0)), number));
+        counted.min().map(|(Reverse(of_address), number)| (number, of_address))
     }
 
     /// A permit for a connection from this address, or `None` when the application is busy with all connections.
     pub(super) fn enter(&mut self, peer: IpAddr) -> Option<Admission> {
         let mut closed = 0;
         if self.is_full_of_newcomers() {
-            let of_peer = of_peer(&self.newcomers);
-            let newcomers = self.newcomers.iter().enumerate();
-            let (_, number) = newcomers.map(|(number, slot)| (Reverse(of_peer.get(&slot.peer)), number)).min()?;
+            let (number, _) = self.next_newcomer_to_close()?;
             self.newcomers.remove(number).close.cancel();
             closed += 1;
         }
@@ -370,6 +382,22 @@ mod tests {
         assert!(!is_closed(&identified) && !is_closed(&admission.permit));
         drop(many);
         assert_eq!(limit.enter(address(4)).map(|admission| admission.closed), Some(0), "one is gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_with_many_newcomers_makes_no_other_client_wait() {
+        let most = 2 * NEWCOMERS_OF_ADDRESS;
+        let mut limit = ConnectionLimit::new(10 * most, Some(most));
+        let different: Vec<ConnectionPermit> =
+            (0..most).map(|number| limit.enter(address(u8::try_from(number).unwrap())).unwrap().permit).collect();
+        assert!(limit.is_crowded(), "clients of different addresses are waited for");
+        drop(different);
+        let flood: Vec<ConnectionPermit> = (0..most).map(|_| limit.enter(address(1)).unwrap().permit).collect();
+        assert!(!limit.is_crowded());
+        let agent = limit.enter(address(2)).unwrap();
+        assert_eq!((agent.closed, flood[0].0.close.is_cancelled()), (1, true));
+        let _more: Vec<Admission> = (0..10 * most).map(|_| limit.enter(address(1)).unwrap()).collect();
+        assert!(!agent.permit.0.close.is_cancelled());
     }
 
     #[test]
