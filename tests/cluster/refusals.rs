@@ -12,6 +12,8 @@ use std::time::Duration;
 const NOTHING: Value = Value::Null;
 const ONE: [Claim<'static>; 1] = [("main", "app", &[(0, 3000, 30)])];
 const EVICT: &str = "gpu-steward.io/evict";
+/// Longer than the two seconds for which an agent may use the checkpoint that it has read.
+const CHECKPOINT_IS_OLD: Duration = Duration::from_secs(3);
 
 fn pod(bed: &Bed, name: &str) -> Value {
     bed.admin.get(&["pod", name, "-n", &bed.space.name])
@@ -67,6 +69,8 @@ fn a_start_without_the_plugins_answer_in_the_checkpoint_is_refused() {
     let entries = checkpoint["Data"]["PodDeviceEntries"].as_array_mut().expect("entries");
     entries.iter_mut().filter(|entry| entry["PodUID"] == uid).for_each(|entry| entry["AllocResp"] = Value::Null);
     std::fs::write(&path, checkpoint.to_string()).expect("the checkpoint is written");
+    // An agent that has read the checkpoint before this change may use what it has read.
+    std::thread::sleep(CHECKPOINT_IS_OLD);
     gated.open();
     wait_for_refusal(&bed, "lost", "AnswerLost", "container main");
     wait_for_eviction_mark(&bed, "lost", "AnswerLost");
