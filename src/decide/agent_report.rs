@@ -97,7 +97,7 @@ fn gpu_of(gpu: &GpuView, now: Monotonic) -> ReportedGpu {
     ReportedGpu {
         healthy: gpu.health == GpuHealth::Healthy,
         memory_total: ReportedReading::of(&gpu.gpu.memory_total, now),
-        memory_used: ReportedReading::of(&gpu.sample.memory_used, now),
+        memory_used: ReportedReading::of(&gpu.memory_used_now, now),
         memory_unattributed: ReportedReading::of(&gpu.unattributed_memory, now),
         processes: listed.map(|listed| listed.saturating_add(gpu.processes_left_out)),
     }

@@ -43,6 +43,7 @@ pub(crate) fn view(gpu: Gpu) -> GpuView {
         sole_holders: SoleHolders::default(),
         nvlink_rate: Reading::NOT_YET,
         strangers: 0,
+        memory_used_now: Reading::NOT_YET,
         unattributed_memory: Reading::NOT_YET,
         unattributed_sm: Reading::NOT_YET,
         last_xid: None,

@@ -27,6 +27,8 @@ pub struct GpuState {
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Number of processes beyond the bound.
     pub left_out: u32,
+    /// Memory that was in use when the process list was made.
+    pub listed_memory: Reading<Bytes>,
     /// The processes that use it, from the last list that was read.
     pub occupants: Occupants,
     /// The last XID.
@@ -50,6 +52,7 @@ impl GpuState {
             sample: Arc::default(),
             processes: Reading::NOT_YET,
             left_out: 0,
+            listed_memory: Reading::NOT_YET,
             occupants: Occupants::default(),
             last_xid: None,
             xids: BTreeMap::new(),
@@ -103,6 +106,7 @@ impl GpuState {
         }
         self.processes = Reading::Absent(why);
         self.left_out = 0;
+        self.listed_memory = Reading::Absent(why);
     }
 
     fn count(&mut self, xid: &Xid) {
@@ -350,6 +354,7 @@ impl GpuStates {
             }
             state.processes = report.list.map(Arc::from);
             state.left_out = report.left_out;
+            state.listed_memory = report.memory_used;
         }
     }
 

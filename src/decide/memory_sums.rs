@@ -33,6 +33,25 @@ pub(crate) fn consistent(gpu: &Gpu, sample: &Arc<GpuSample>, processes: &[GpuPro
     Arc::new(sample)
 }
 
+/// The memory in use by the newest reading. The process list may be older, and processes may have freed memory since:
+/// `raised` still has it. What the driver left out when the list was made, it leaves out now too. `listed` is what was in
+/// use at that time.
+#[must_use]
+pub(crate) fn newest(
+    read: &GpuSample,
+    raised: &GpuSample,
+    listed: Reading<Bytes>,
+    processes: &[GpuProcess],
+) -> Reading<Bytes> {
+    match (read.memory_used, raised.memory_used, listed.get()) {
+        (Reading::Measured(used, at), Reading::Measured(raised, _), Some(listed)) => {
+            let left_out = held(processes, |_| true).less(listed);
+            Reading::Measured(Bytes(used.plus(left_out).0.min(raised.0)), at)
+        }
+        _ => raised.memory_used,
+    }
+}
+
 /// The sum of the memory of these processes, as far as it is known: at least this much is used.
 fn held(processes: &[GpuProcess], here: impl Fn(Option<&GpuUuid>) -> bool) -> Bytes {
     let known = processes.iter().filter(|process| here(process.mig.as_ref())).filter_map(|one| one.memory_used.get());
@@ -102,6 +121,19 @@ mod tests {
 
     fn gpu(total: u64) -> Gpu {
         Gpu { memory_total: m(total), ..fixtures::gpu(1) }
+    }
+
+    #[test]
+    fn memory_that_was_freed_since_the_list_is_not_in_use_now() {
+        let newest = |used, listed, held| {
+            let (gpu, read, list) = (gpu(80_000), sample(used, 100, 79_900 - used), [process(None, m(held))]);
+            newest(&read, &consistent(&gpu, &read, &list), listed, &list)
+        };
+        assert_eq!(newest(2000, m(2500), 2500), m(2000), "500 MiB were freed");
+        assert_eq!(newest(3000, m(2500), 2500), m(3000), "more is in use");
+        assert_eq!(newest(0, m(0), 2500), m(2500), "a driver that says that nothing is used");
+        assert_eq!(newest(2000, Reading::NOT_YET, 2500), m(2500), "it is not known what was in use then");
+        assert_eq!(newest(0, m(0), 90_000), Reading::Absent(Absence::Implausible));
     }
 
     #[test]

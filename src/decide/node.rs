@@ -302,6 +302,7 @@ fn gpu_view(state: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &
         holders: holders.into_iter().collect(),
         sole_holders: SoleHolders::default(),
         strangers: shares.strangers + state.left_out,
+        memory_used_now: memory_sums::newest(&state.sample, &sample, state.listed_memory, list),
         unattributed_memory: match unknown {
             Some(why) => Reading::Absent(why),
             None => attribute::unattributed_memory(state.gpu.memory_kind, &sample, shares),

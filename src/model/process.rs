@@ -71,6 +71,8 @@ pub struct GpuProcesses {
     pub gpu: GpuUuid,
     /// The list, or the reason why there is none.
     pub list: Reading<Vec<GpuProcess>>,
+    /// Memory that was in use when the list was made, so that both are of one moment.
+    pub memory_used: Reading<Bytes>,
     /// NVML's time stamp of the newest utilisation sample that was used.
     pub stamp: Option<WallTime>,
     /// Processes beyond [`MAX_GPU_PROCESSES`].

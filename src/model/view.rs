@@ -122,6 +122,9 @@ pub struct GpuView {
     pub strangers: u32,
     /// Bytes per second over all NVLinks, sent and received, between the last two readings of their counters.
     pub nvlink_rate: Reading<BytesPerSecond>,
+    /// Memory in use by the newest reading. The sample has more until the next process list if processes have freed memory
+    /// since the last one.
+    pub memory_used_now: Reading<Bytes>,
     /// `memory_used` minus the sum of the pods' processes. It is never distributed over the pods.
     pub unattributed_memory: Reading<Bytes>,
     /// Sum of the SM use of the processes that belong to no pod; absent if it is absent for one of them.

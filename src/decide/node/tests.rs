@@ -68,6 +68,7 @@ fn processes(list: Vec<GpuProcess>) -> Observation {
     Observation::Sample(Sample::GpuProcesses(GpuProcesses {
         gpu,
         list: Reading::Measured(list, now(1).monotonic),
+        memory_used: Reading::NOT_YET,
         stamp: None,
         left_out: 0,
     }))
@@ -478,8 +479,13 @@ fn an_idle_instance_belongs_to_the_pod_that_the_kubelet_gave_it_to() {
         ids: vec!["MIG-2".into()],
     };
     // The process list cannot be read at all, as without the permission for it.
-    let unread =
-        GpuProcesses { gpu: gpu(0).uuid, list: Reading::Absent(Absence::NoPermission), stamp: None, left_out: 0 };
+    let unread = GpuProcesses {
+        gpu: gpu(0).uuid,
+        list: Reading::Absent(Absence::NoPermission),
+        memory_used: Reading::NOT_YET,
+        stamp: None,
+        left_out: 0,
+    };
     let mut node = node(vec![
         Observation::Fact(Fact::Gpus(vec![divided])),
         Observation::Fact(Fact::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] }),

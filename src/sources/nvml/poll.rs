@@ -470,6 +470,7 @@ pub(super) fn absent(reporter: &Reporter, gpu: &GpuUuid, why: Absence) {
     reporter.sample(Sample::GpuProcesses(GpuProcesses {
         gpu: gpu.clone(),
         list: Reading::Absent(why),
+        memory_used: Reading::Absent(why),
         stamp: None,
         left_out: 0,
     }));

@@ -93,7 +93,8 @@ pub(super) fn list(
         Ok(lists) => lists,
         Err(why) => {
             *clients = Clients::default();
-            return GpuProcesses { gpu: uuid, list: Reading::Absent(why), stamp: None, left_out: 0 };
+            let list = Reading::Absent(why);
+            return GpuProcesses { gpu: uuid, list, memory_used: Reading::Absent(why), stamp: None, left_out: 0 };
         }
     };
     // The use of a PID that another process has now is dropped.
@@ -120,7 +121,9 @@ pub(super) fn list(
     let left_out = u32::try_from(processes.len().saturating_sub(MAX_GPU_PROCESSES)).unwrap_or(u32::MAX);
     processes.truncate(MAX_GPU_PROCESSES);
     let stamp = clients.meter.newest();
-    GpuProcesses { gpu: uuid, list: Reading::Measured(processes, monotonic()), stamp, left_out }
+    // It was read in the same round, a moment before.
+    let memory_used = gpu.sample.memory_used;
+    GpuProcesses { gpu: uuid, list: Reading::Measured(processes, monotonic()), memory_used, stamp, left_out }
 }
 
 /// The use of one process, and the timestamp of its newest sample.

@@ -163,6 +163,7 @@ impl SimulatedGpu {
         GpuProcesses {
             gpu: self.gpu.uuid.clone(),
             list: Reading::Measured(list.collect(), at),
+            memory_used: Reading::NOT_YET,
             stamp: Some(now.wall),
             left_out: 0,
         }
