@@ -11,7 +11,7 @@
 //!   health overuse tally                          fit GPUs; pods above their claim; GPU time and energy of pods
 //!   ledger placement                              what claims take of each device; which GPUs of a node fit a pod
 //!   cluster                                       all nodes and claims: filter, bind, preempt
-//!   election authority                            which extender leads; when certificates are replaced
+//!   election authority                            which extender leads (its times are settings); when certificates are replaced
 //!   agent_report report_pace token_pace leader_search message_rate
 //!                                                 what an agent reports to the leader, how often, and to which address
 //!   allocator call_wait cdi device_injection second_connection rival_ids settled_file

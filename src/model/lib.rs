@@ -19,7 +19,7 @@
 //!   incident            what makes a GPU unfit for new containers, and what to do about it
 //!   nvidia              the names of NVIDIA's resources, keys, devices and files
 //!   slot gpu_id         the numbered device ids that the kubelet counts and allocates; the device ids of other plugins
-//!   request registered  what a container requests; what a node offers to the scheduler
+//!   request registered  what a container requests, and how a percentage of memory is rounded; what a node offers
 //!   claim gpu_pod       the device shares of one pod, who wrote them, the order to bind it; a pod that requests GPUs
 //!   placement           which GPUs a pod accepts and prefers
 //!   file_stamp          one state of one file
