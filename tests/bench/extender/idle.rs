@@ -20,7 +20,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Outcome<()> {
         let server = cluster(nodes, 1);
         let extender = Served::extender(&server)?;
         std::thread::sleep(SETTLES);
-        // A real API server sends one each minute; without it a watch would be taken for broken after 75 s.
+        // A real API server sends one each minute. After 75 s without one, the leader reads a new list.
         server.bookmark();
         let before = server.requests().len();
         let share = extender.cpu_share(WATCHED)?;
