@@ -153,10 +153,17 @@ impl Registrar {
             let began = Instant::now();
             let end = self.register(first && unremembered).await;
             first = false;
+            let absent = matches!(end, End::KubeletAbsent(_));
             let Some(pause) = self.pause_after(end, began.elapsed(), &mut tries) else { return Ok(()) };
+            let pause = async {
+                sleep(pause).await;
+                while absent && !self.kubelet_listens().await {
+                    sleep(LOOK_EVERY).await;
+                }
+            };
             tokio::select! {
                 () = self.course.stop.cancelled() => return Ok(()),
-                () = sleep(pause) => {}
+                () = pause => {}
             }
         }
     }
@@ -224,13 +231,17 @@ impl Registrar {
         (Service { calls, list, watched, leaves: CancellationToken::new(), end: CancellationToken::new() }, seen)
     }
 
+    async fn kubelet_listens(&self) -> bool {
+        UnixStream::connect(self.settings.kubelet()).await.is_ok()
+    }
+
     /// `unremembered`: the previous agent is still registered, and the kubelet would drop this agent when the
     /// previous agent ends.
     async fn register(&self, unremembered: bool) -> End {
         let (service, watched) = self.service();
         let (routes, leaves) = (Routes::new(plugin(&service)), service.leaves.clone());
         let kubelet = self.settings.kubelet();
-        if UnixStream::connect(&kubelet).await.is_err() {
+        if !self.kubelet_listens().await {
             return End::KubeletAbsent(format!("kubelet, which does not listen on {}", kubelet.display()));
         }
         // The agent listens before it calls `Register`, because the kubelet dials it inside that call.
