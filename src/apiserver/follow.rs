@@ -20,14 +20,14 @@ use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
 use crate::kind::Followed;
 use crate::page_size::PageSize;
+use crate::read_objects::ReadObjects;
 use crate::store::{Answer, Delta, EventOutcome, GoneEvidence, Listed, Store};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until, timeout_at};
-use wire::watch::{BadWatchAnswer, ReadObject, UnreadableObject, WatchEvent, WatchLines, object, page};
+use wire::watch::{BadWatchAnswer, UnreadableObject, WatchEvent, WatchLines, object, page};
 
 /// A watch lasts between this time and twice as long, so the agents of a cluster do not reconnect all at once.
 const LASTS: Duration = Duration::from_secs(150);
@@ -125,10 +125,7 @@ struct Position {
 struct ReadList<K: Followed> {
     /// The version from which a watch continues.
     version: String,
-    /// The objects, with an error for each one that cannot be read.
-    objects: Vec<ReadObject<K>>,
-    /// The objects that are not among them, because there are too many; at most as many as can be held.
-    left_out: BTreeSet<K::Uid>,
+    read: ReadObjects<K>,
 }
 
 /// The result of the check of one object.
@@ -250,7 +247,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 }
             }
         };
-        let ReadList { version, objects, left_out } = list;
+        let ReadList { version, read: ReadObjects { objects, left_out, .. } } = list;
         let (count, read) = (objects.len() + left_out.len(), begun.elapsed());
         let Listed { bad, missing } = self.store.listed(objects, left_out, answer);
         self.not_shown(&missing);
@@ -276,22 +273,20 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
         self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
         let mut bytes = first?;
-        let (mut version, mut objects, mut left_out) = (None, Vec::new(), BTreeSet::new());
+        let (mut version, mut read) = (None, ReadObjects::default());
         loop {
             let mut page = page(&bytes).map_err(|why| self.unreadable_list(&why))?;
             let version = &*version.get_or_insert_with(|| std::mem::take(&mut page.version));
             let Some(token) = page.next.clone() else {
-                objects.extend(page.objects(&self.kind));
-                self.leave_out(&mut objects, &mut left_out);
+                read.add(page.objects(&self.kind), &self.store);
                 let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
-                return Ok((answer, ReadList { version: version.clone(), objects, left_out }));
+                return Ok((answer, ReadList { version: version.clone(), read }));
             };
             // The server makes the next page while this one is decoded.
             let next = ReadAge::Continued(token);
             let decode = async {
                 yield_now().await;
-                objects.extend(page.objects(&self.kind));
-                self.leave_out(&mut objects, &mut left_out);
+                read.add(page.objects(&self.kind), &self.store);
             };
             let (next, ()) = tokio::join!(biased; self.page(&next, &mut size), decode);
             bytes = next?;
@@ -324,28 +319,6 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 }
             }
         }
-    }
-
-    /// Moves objects of a list that has more than the store has places for to `left_out`: those that hold no devices, unless the
-    /// store has them already, and then the last ones.
-    fn leave_out(&self, objects: &mut Vec<ReadObject<K>>, left_out: &mut BTreeSet<K::Uid>) {
-        if objects.len() <= K::MOST {
-            return;
-        }
-        let mut leave = |uid: &K::Uid| {
-            if left_out.len() < K::MOST {
-                left_out.insert(uid.clone());
-            }
-        };
-        objects.retain(|object| match object {
-            Ok(object) if K::holds_nothing(object) && self.store.get(K::uid_of(object)).is_none() => {
-                leave(K::uid_of(object));
-                false
-            }
-            _ => true,
-        });
-        objects.iter().skip(2 * K::MOST).flatten().for_each(|object| leave(K::uid_of(object)));
-        objects.truncate(2 * K::MOST);
     }
 
     fn unreadable_list(&self, why: &BadWatchAnswer) -> ApiError {

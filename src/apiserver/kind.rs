@@ -5,7 +5,8 @@ use crate::error::ApiError;
 use crate::resource::ApiResource;
 use model::followed_node::{FollowedNode, MAX_CLUSTER_NODES};
 use model::id::{NodeName, ObjectUid, PodUid};
-use model::pod::{ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod, PodContainer};
+use model::pod::{ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod};
+use model::pod_memory::{MAX_CLUSTER_PODS_BYTES, MAX_NODE_PODS_BYTES};
 use model::time::{Arrival, WallTime};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
@@ -17,6 +18,7 @@ use wire::annotation_keys::{
     ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, LEADS, LEASE, PLACED_BY,
 };
 use wire::gpu_pod;
+use wire::resource::RequestRules;
 use wire::watch::{NodePods, WatchedKind};
 
 /// A kind of objects that a follower can follow.
@@ -29,6 +31,9 @@ pub trait Followed:
 {
     /// Maximum number of held objects. Objects beyond it are only counted.
     const MOST: usize;
+    /// Maximum number of bytes that the held objects take together; `None` if only their number is bounded. Objects beyond it are
+    /// only counted.
+    const MOST_BYTES: Option<usize>;
     /// Most objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
     /// whatever the limit; only a list that is too large for that is read in pages. Pages are read from etcd, or from a
     /// cache that agrees with it.
@@ -42,6 +47,8 @@ pub trait Followed:
     fn version_of(object: &Self::Object) -> Option<u64>;
     /// When it was created.
     fn created_of(object: &Self::Object) -> Option<WallTime>;
+    /// About as many bytes of memory as it takes.
+    fn memory(object: &Self::Object) -> usize;
     /// Whether it is left out first if there are too many objects, because it holds nothing.
     fn holds_nothing(object: &Self::Object) -> bool;
     /// Its place in the order in which the objects arrived.
@@ -101,6 +108,7 @@ const MAX_VALUE: usize = 512;
 #[derive(Clone, Debug, Default)]
 pub struct AllPods {
     resources: KeptResources,
+    rules: Arc<RequestRules>,
     /// The namespaces whose pods keep their places like pods that hold GPUs.
     needed: Arc<BTreeSet<Arc<str>>>,
 }
@@ -147,11 +155,11 @@ impl WatchedKind for PodsOfNode {
 }
 
 impl AllPods {
-    /// All pods; of the amounts that their containers request only those of these resources are kept. The containers of a
-    /// pod matter only if it requests GPUs.
+    /// All pods; of their containers only as much is kept as it takes to know by these rules which GPUs a pod holds.
     #[must_use]
-    pub fn with_resources<'a>(names: impl IntoIterator<Item = &'a str>) -> AllPods {
-        AllPods { resources: Some(names.into_iter().map(Into::into).collect()), ..AllPods::default() }
+    pub fn with_rules(rules: &RequestRules) -> AllPods {
+        let resources = Some(rules.names.all().into_iter().map(Into::into).collect());
+        AllPods { resources, rules: Arc::new(rules.clone()), ..AllPods::default() }
     }
 
     /// Keeps the places of all bound pods in these namespaces, also of those that hold no GPU.
@@ -161,19 +169,18 @@ impl AllPods {
     }
 
     /// Removes fields that the extender does not read here, because only an agent uses them or because kube-scheduler's calls have
-    /// them, and the containers of a pod that holds no GPU, unless its namespace is needed. A pod has up to 128 containers, and the
-    /// cluster up to 300,000 pods.
+    /// them. A pod has up to 128 containers, and the cluster up to 300,000 pods. All containers are kept only if the pod may have a
+    /// claim, which has shares for each of them; none are kept of a pod that holds no GPU, unless its namespace is needed.
     fn trim(&self, pod: &mut Pod) {
         (pod.controller, pod.runtime_class, pod.gang) = (None, None, None);
-        let mut may_hold = !holds_no_gpu(pod);
-        if let Some(resources) = &self.resources {
+        let mut keeps_any = !holds_no_gpu(pod);
+        if keeps_any && let Some(resources) = &self.resources {
             gpu_pod::keep_resources(pod, resources);
-            let asks = |container: &PodContainer| !container.limits.is_empty() || container.requests_left_out;
-            let asks = pod.containers_left_out.is_some() || pod.containers.iter().any(asks);
-            may_hold &= asks || pod.annotation(ALLOCATED).is_some() || pod.system_keys_left_out > 0;
+            let has_claim = pod.annotation(ALLOCATED).is_some() || pod.system_keys_left_out > 0;
+            keeps_any =
+                has_claim || gpu_pod::keep_one_container(pod, &self.rules) || self.needed.contains(&pod.name.namespace);
         }
-        let is_needed = !holds_no_gpu(pod) && self.needed.contains(&pod.name.namespace);
-        if !may_hold && !is_needed {
+        if !keeps_any {
             pod.containers.clear();
             pod.containers_left_out = None;
         }
@@ -212,6 +219,8 @@ impl WatchedKind for AllPods {
             if container.id.take().is_some() && container.state == ContainerState::Waiting {
                 container.state = ContainerState::Terminated;
             }
+            // A claim goes by the places of the containers.
+            container.name = "".into();
             share(&mut container.name);
             for (name, amount) in &mut container.limits {
                 share(name);
@@ -252,9 +261,10 @@ impl WatchedKind for AllNodes {
 
 /// The identity of a pod is the same for both kinds of pods.
 macro_rules! pods {
-    ($kind:ty, $most:expr, $page:expr, $fields:expr, $holds_nothing:expr) => {
+    ($kind:ty, $most:expr, $most_bytes:expr, $page:expr, $fields:expr, $holds_nothing:expr) => {
         impl Followed for $kind {
             const MOST: usize = $most;
+            const MOST_BYTES: Option<usize> = Some($most_bytes);
             const PAGE: Option<u32> = $page;
 
             fn selection(&self) -> ApiSelection {
@@ -272,6 +282,10 @@ macro_rules! pods {
 
             fn created_of(pod: &Pod) -> Option<WallTime> {
                 pod.created_at
+            }
+
+            fn memory(pod: &Pod) -> usize {
+                pod.memory()
             }
 
             fn holds_nothing(pod: &Pod) -> bool {
@@ -294,12 +308,21 @@ macro_rules! pods {
     };
 }
 
-pods!(PodsOfNode, MAX_POD_OBJECTS, None, |kind| Some(format!("spec.nodeName={}", kind.node)), Pod::ended);
+pods!(
+    PodsOfNode,
+    MAX_POD_OBJECTS,
+    MAX_NODE_PODS_BYTES,
+    None,
+    |kind| Some(format!("spec.nodeName={}", kind.node)),
+    Pod::ended
+);
 // Everyone who may create pods can create any number of them that hold no GPU.
-pods!(AllPods, MAX_CLUSTER_PODS, Some(500), |_| None, is_left_out_first);
+pods!(AllPods, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES, Some(500), |_| None, is_left_out_first);
 
 impl Followed for AllNodes {
     const MOST: usize = MAX_CLUSTER_NODES;
+    // Users write no Nodes, and little is kept of each.
+    const MOST_BYTES: Option<usize> = None;
     const PAGE: Option<u32> = Some(500);
 
     fn selection(&self) -> ApiSelection {
@@ -316,6 +339,10 @@ impl Followed for AllNodes {
 
     fn created_of(node: &FollowedNode) -> Option<WallTime> {
         node.created_at
+    }
+
+    fn memory(_: &FollowedNode) -> usize {
+        size_of::<FollowedNode>()
     }
 
     fn holds_nothing(_: &FollowedNode) -> bool {
@@ -370,9 +397,49 @@ mod tests {
     }
 
     #[test]
+    fn each_text_of_a_pod_counts_in_its_memory() {
+        let kind = PodsOfNode::new(NodeName::parse("n1").unwrap(), [Arc::from("team")].into());
+        let owner = json!({ "apiVersion": "x", "kind": "x", "name": "x", "uid": "x", "controller": true });
+        let container = json!({ "name": "x", "image": "x", "resources": { "limits": { "a/b": "x" } } });
+        let object = json!({
+            "metadata": {
+                "name": "x", "namespace": "x", "uid": "1".repeat(32), "ownerReferences": [owner],
+                "annotations": { "hami.io/x": "x" }, "labels": { "team": "x" },
+            },
+            "spec": { "nodeName": "x", "runtimeClassName": "x", "schedulingGroup": { "podGroupName": "x" }, "containers": [container] },
+            "status": { "nominatedNodeName": "x" },
+        });
+        let memory = |object: &Value| kind.decode(&object.to_string()).unwrap().memory();
+        for text in [
+            "/metadata/name",
+            "/metadata/namespace",
+            "/metadata/ownerReferences/0/apiVersion",
+            "/metadata/ownerReferences/0/kind",
+            "/metadata/ownerReferences/0/name",
+            "/metadata/ownerReferences/0/uid",
+            "/metadata/annotations/hami.io~1x",
+            "/metadata/labels/team",
+            "/spec/nodeName",
+            "/spec/runtimeClassName",
+            "/spec/schedulingGroup/podGroupName",
+            "/spec/containers/0/name",
+            "/spec/containers/0/image",
+            "/spec/containers/0/resources/limits/a~1b",
+            "/status/nominatedNodeName",
+        ] {
+            let mut longer = object.clone();
+            *longer.pointer_mut(text).unwrap() = "x".repeat(51).into();
+            assert_eq!(memory(&longer) - memory(&object), 50, "{text}");
+        }
+        let mut more = object.clone();
+        more["spec"]["containers"] = (0..128).map(|_| object["spec"]["containers"][0].clone()).collect();
+        assert!(memory(&more) - memory(&object) > 127 * 100);
+    }
+
+    #[test]
     fn pods_that_hold_no_gpu_are_left_out_first_unless_their_namespace_is_needed() {
-        let kind = AllPods::with_resources(["nvidia.com/gpu"]);
-        let none = |_: usize| json!({ "example.com/nic": "1" });
+        let kind = AllPods::with_rules(&RequestRules::default());
+        let none = |_: usize| json!({ "example.com/nic": "1", "nvidia.com/gpumem": "1000" });
         let gpu = |_: usize| json!({ "nvidia.com/gpu": "1" });
         let claim = json!({ ALLOCATED: "x" });
         let ended = |text: String| text.replacen("\"spec\"", "\"status\":{\"phase\":\"Failed\"},\"spec\"", 1);
@@ -394,8 +461,8 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_that_requests_no_gpu_no_containers_are_kept_and_of_others_only_the_requests_for_gpus() {
-        let kind = AllPods::with_resources(["nvidia.com/gpu"]);
+    fn all_containers_are_kept_only_of_a_pod_that_may_have_a_claim_and_none_of_a_pod_that_requests_no_gpu() {
+        let kind = AllPods::with_rules(&RequestRules::default());
         let many = |_: usize| -> Value {
             (0..20).map(|number| (format!("{}.example/r{number}", "x".repeat(200)), "1".to_owned())).collect()
         };
@@ -408,12 +475,23 @@ mod tests {
             }
             limits
         };
-        let kept = kind.decode(&pod(&json!({}), gpu)).unwrap();
-        assert_eq!(kept.containers.len(), 100, "the place of a container counts");
-        let limits: Vec<_> = kept.containers.iter().flat_map(|container| &container.limits).collect();
-        assert_eq!(limits, [&("nvidia.com/gpu".into(), "1".into())]);
+        for (annotations, containers) in [(json!({}), 1), (json!({ ALLOCATED: "x" }), 100)] {
+            let kept = kind.decode(&pod(&annotations, gpu)).unwrap();
+            assert_eq!(kept.containers.len(), containers, "the places of the containers count only for a claim");
+            assert!(kept.containers.iter().all(|container| container.name.is_empty()));
+            let limits: Vec<_> = kept.containers.iter().flat_map(|container| &container.limits).collect();
+            assert_eq!(limits, [&("nvidia.com/gpu".into(), "1".into())]);
+        }
         let kept = kind.decode(&pod(&json!({ ALLOCATED: "x", LEADS: "é".repeat(4000) }), many)).unwrap();
         assert_eq!((kept.containers.len(), kept.annotation(LEADS).map(str::len)), (100, Some(MAX_VALUE)));
+        // Each of its containers has a name and amounts of its own.
+        let own = |number: usize| {
+            let amount = |resource: usize| (1_000_000_000 + number * 10 + resource).to_string();
+            let names = RequestRules::default().names;
+            names.all().into_iter().enumerate().map(|(at, name)| (name.to_owned(), amount(at))).collect::<Value>()
+        };
+        let kept = kind.decode(&pod(&json!({}), own)).unwrap();
+        assert!(kept.memory() < 2048, "{} bytes", kept.memory());
         // Other annotations do not say that a pod may hold GPUs, and users may write some of them.
         let kept = kind.decode(&pod(&json!({ LEADS: "x", EVICT: "y" }), many)).unwrap();
         assert_eq!((kept.containers.len(), kept.annotation(LEADS), kept.annotation(EVICT)), (0, Some("x"), Some("y")));
@@ -421,7 +499,7 @@ mod tests {
 
     #[test]
     fn of_a_pod_that_holds_no_gpu_no_containers_are_kept_whatever_they_request() {
-        let kind = AllPods::with_resources(["nvidia.com/gpu", "nvidia.com/gpumem"]);
+        let kind = AllPods::with_rules(&RequestRules::default());
         let limits = |number: usize| json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": number.to_string() });
         let annotations = json!({ ALLOCATED: "x".repeat(9000), EPOCH: "7" });
         let mut object: Value = serde_json::from_str(&pod(&annotations, limits)).unwrap();

@@ -1,4 +1,4 @@
-//! Holds the objects of one kind, up to its bound, and the order in which they arrived. They come from a list, from the
+//! Holds the objects of one kind, up to its bounds, and the order in which they arrived. They come from a list, from the
 //! watch events after it, and from checks of single objects.
 //!
 //! ```text
@@ -62,6 +62,8 @@ pub enum GoneEvidence {
 #[derive(Debug)]
 pub struct Store<K: Followed> {
     held: BTreeMap<K::Uid, Arc<K::Object>>,
+    /// Bytes of memory that they take.
+    bytes: usize,
     /// The objects in `held` that hold no devices. They lose their places first.
     holding_nothing: BTreeSet<K::Uid>,
     /// Objects whose newest version could not be read; bounded like `held`.
@@ -109,6 +111,7 @@ impl<K: Followed> Default for Store<K> {
     fn default() -> Self {
         Store {
             held: BTreeMap::new(),
+            bytes: 0,
             holding_nothing: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             settled: Vec::new(),
@@ -131,7 +134,7 @@ impl<K: Followed> Store<K> {
         self.held.get(uid)
     }
 
-    /// Number of objects beyond the bound; at most as many are counted as are held.
+    /// Number of objects beyond the bounds; at most as many are counted as are held.
     #[must_use]
     pub fn left_out(&self) -> u32 {
         u32::try_from(self.left_out.len()).unwrap_or(u32::MAX)
@@ -151,8 +154,8 @@ impl<K: Followed> Store<K> {
         answer: Answer,
     ) -> Listed<K> {
         let before = std::mem::take(&mut self.unreadable);
-        // A list from etcd that has a place for every object shows all that exist.
-        let whole = answer == Answer::FromEtcd && left_out.is_empty() && objects.len() <= K::MOST;
+        // A list from etcd of which no object is left out shows all that exist.
+        let whole = answer == Answer::FromEtcd && left_out.is_empty();
         let mut bad = Vec::new();
         let mut shown = BTreeSet::new();
         objects.sort_by(|one, other| by_age::<K>(one).cmp(&by_age::<K>(other)));
@@ -182,8 +185,8 @@ impl<K: Followed> Store<K> {
             }
         }
         let missing = self.held.keys().filter(|uid| !shown.contains(*uid)).cloned().collect();
-        // Only a full store has left out objects that the list shows.
-        let full = self.held.len() >= K::MOST;
+        // Objects that the list shows are left out only if there was no place for one.
+        let full = !self.left_out.is_empty();
         let exist = left_out.into_iter().chain(shown.into_iter().filter(|_| full));
         let not_held = exist.filter(|uid| !self.held.contains_key(uid) && !self.unreadable.contains(uid));
         self.left_out = not_held.take(K::MOST).collect();
@@ -223,8 +226,8 @@ impl<K: Followed> Store<K> {
     pub(crate) fn gone(&mut self, uid: &K::Uid, evidence: GoneEvidence) {
         self.settle(uid);
         self.left_out.remove(uid);
-        self.holding_nothing.remove(uid);
-        self.deltas.extend(self.held.remove(uid).map(|before| Delta::Gone { before, evidence }));
+        let gone = self.remove(uid);
+        self.deltas.extend(gone.map(|before| Delta::Gone { before, evidence }));
     }
 
     /// Number of changes since they were last taken.
@@ -246,7 +249,8 @@ impl<K: Followed> Store<K> {
         self.settled.extend(self.unreadable.take(uid));
     }
 
-    /// Stores the version of an object; an object that is held already keeps its place in the order.
+    /// Stores the version of an object; an object that is held already keeps its place in the order. It is held even if it has grown
+    /// beyond the bound: if it were left out, the devices that it holds would count as free.
     pub(crate) fn keep(&mut self, mut object: K::Object, answer: Answer) {
         let uid = K::uid_of(&object).clone();
         let held = self.held.get(&uid).map(Arc::clone);
@@ -275,31 +279,45 @@ impl<K: Followed> Store<K> {
             return;
         }
         let after = Arc::new(object);
+        self.remove(&uid);
+        self.bytes += K::memory(&after);
         if K::holds_nothing(&after) {
             self.holding_nothing.insert(uid.clone());
-        } else {
-            self.holding_nothing.remove(&uid);
         }
         self.held.insert(uid, Arc::clone(&after));
         self.deltas.push(match held {
             Some(before) => Delta::Changed { before, after },
             None => Delta::Added(after),
         });
+        while !has_room::<K>(self.held.len(), self.bytes) && self.leave_out_one() {}
     }
 
-    /// Whether a new object can be held. If the store is full, an object that holds no devices is removed for one that may hold
+    /// Whether a new object can be held. If the store is full, objects that hold no devices are removed for one that may hold
     /// some.
     fn make_place(&mut self, object: &K::Object) -> bool {
-        if self.held.len() < K::MOST {
-            return true;
+        let memory = K::memory(object);
+        while !has_room::<K>(self.held.len() + 1, self.bytes + memory) {
+            if K::holds_nothing(object) || !self.leave_out_one() {
+                return false;
+            }
         }
-        if K::holds_nothing(object) {
-            return false;
-        }
-        let Some(least) = self.holding_nothing.pop_first() else { return false };
-        self.deltas.extend(self.held.remove(&least).map(Delta::LeftOut));
+        true
+    }
+
+    /// Removes an object that holds no devices; `false` if there is none.
+    fn leave_out_one(&mut self) -> bool {
+        let Some(least) = self.holding_nothing.first().cloned() else { return false };
+        let gone = self.remove(&least);
+        self.deltas.extend(gone.map(Delta::LeftOut));
         self.leave_out(least);
         true
+    }
+
+    fn remove(&mut self, uid: &K::Uid) -> Option<Arc<K::Object>> {
+        self.holding_nothing.remove(uid);
+        let gone = self.held.remove(uid)?;
+        self.bytes -= K::memory(&gone);
+        Some(gone)
     }
 
     /// Counts an object that is not held, once.
@@ -329,6 +347,11 @@ impl Store<PodsOfNode> {
     }
 }
 
+/// Whether this number of objects, which take so many bytes together, is within the bounds.
+pub(crate) fn has_room<K: Followed>(objects: usize, bytes: usize) -> bool {
+    objects <= K::MOST && K::MOST_BYTES.is_none_or(|most| bytes <= most)
+}
+
 /// The sort key of an object in a list.
 type ByAge<'a, U> = Option<(Option<WallTime>, Option<u64>, &'a U)>;
 
@@ -340,8 +363,10 @@ fn by_age<K: Followed>(object: &ReadObject<K>) -> ByAge<'_, K::Uid> {
 mod tests {
     use super::*;
     use crate::kind::AllPods;
+    use crate::read_objects::ReadObjects;
     use model::id::PodUid;
     use model::pod::{MAX_POD_OBJECTS, Pod};
+    use model::pod_memory::MAX_NODE_PODS_BYTES;
 
     type Pods = Store<PodsOfNode>;
     type ReadPod = ReadObject<PodsOfNode>;
@@ -480,6 +505,60 @@ mod tests {
             deleted(&mut store, number, None);
         }
         assert_eq!((store.list().pods.len(), store.list().left_out), (0, 0));
+    }
+
+    /// A pod with a text of this many MiB, which all such pods of a test share.
+    fn large(number: usize, phase: &str, mib: usize, text: &Arc<str>) -> Pod {
+        let annotations = (0..mib).map(|at| (format!("a/{at}").into(), Arc::clone(text))).collect();
+        Pod { annotations, ..pod(number, phase).unwrap() }
+    }
+
+    #[test]
+    fn beyond_the_bound_of_bytes_pods_are_left_out_as_beyond_the_bound_of_their_number() {
+        const MOST: usize = MAX_NODE_PODS_BYTES >> 20;
+        let text: Arc<str> = "x".repeat(1 << 20).into();
+        let mut store = Pods::default();
+        let counted = |store: &Pods| (store.list().pods.len(), store.list().left_out);
+        let of = |number: usize, mib: usize| large(number, if number < 4 { "Failed" } else { "Running" }, mib, &text);
+        listed(&mut store, (0..MOST + 2).map(|number| Ok(of(number, 1))).collect());
+        assert_eq!(counted(&store), (MOST - 1, 3), "each takes a little more than its text");
+        assert_eq!(store.list().pods.iter().filter(|pod| pod.ended()).count(), 1);
+        applied(&mut store, Ok(of(3, 2)));
+        assert_eq!(counted(&store), (MOST - 2, 4), "one that has ended does not grow");
+        applied(&mut store, Ok(of(5, 10)));
+        assert_eq!(counted(&store), (MOST - 2, 4), "one that may hold GPUs does");
+        deleted(&mut store, 5, None);
+        applied(&mut store, Ok(of(100, 1)));
+        applied(&mut store, Ok(of(101, 2)));
+        assert_eq!(counted(&store), (MOST - 2, 5));
+        for number in 0..102 {
+            deleted(&mut store, number, None);
+        }
+        assert_eq!((counted(&store), store.bytes), ((0, 0), 0));
+    }
+
+    #[test]
+    fn a_list_that_is_read_takes_no_more_memory_than_the_store_may_take() {
+        const MOST: usize = MAX_NODE_PODS_BYTES >> 20;
+        let text: Arc<str> = "x".repeat(1 << 20).into();
+        let of = |numbers: std::ops::Range<usize>, phase: &'static str| {
+            let text = Arc::clone(&text);
+            numbers.map(move |number| Ok(large(number, phase, 1, &text)))
+        };
+        let mut store = Pods::default();
+        listed(&mut store, of(100..110, "Running").chain(of(110..120, "Failed")).collect());
+        let mut read = ReadObjects::<PodsOfNode>::default();
+        read.add(of(0..MOST - 1, "Failed"), &store);
+        assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, 0));
+        // The pods that hold nothing are left out, unless the store has them.
+        read.add(of(100..120, "Failed"), &store);
+        assert_eq!((read.objects.len(), read.left_out.len()), (20, MOST - 1));
+        // Then the last ones.
+        read.add(of(200..200 + MOST, "Running"), &store);
+        assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, MOST - 1 + 21));
+        assert!((100..120).all(|number| !read.left_out.contains(&uid(number))));
+        let last = read.objects.last().unwrap().as_ref().unwrap();
+        assert_eq!(last.uid, uid(200 + MOST - 22));
     }
 
     #[test]

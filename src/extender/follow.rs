@@ -45,7 +45,7 @@ pub(super) struct NodeFeed {
 }
 
 impl PodFeed {
-    fn is(&self, pod: &Pod) {
+    fn is(&self, pod: &Arc<Pod>) {
         if let Some(epoch) = claim_origin::epoch(pod)
             && !planted(PlantedMistake::EpochRepeats)
             && let Some(own) = self.leadership.epoch_is_used(epoch)

@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   settings                      what it takes from the program
-//!   locked_cluster follow watch_health
+//!   locked_cluster deferred_pods follow watch_health
 //!                                 the cluster's state behind one lock; what the watches of pods and Nodes feed into it, and
 //!                                 whether they run
 //!   leadership own_mark           who decides now; whether this process has seen everything that was written before
@@ -36,6 +36,7 @@
 pub mod settings;
 mod planted;
 mod plain_pods;
+mod deferred_pods;
 mod locked_cluster;
 mod leadership;
 mod own_mark;
@@ -319,7 +320,7 @@ impl Extender {
         let marks = (Arc::clone(&self.leadership.pods_wanted), Arc::clone(&pods));
         let marking = Arc::clone(&self.mark).run(Arc::clone(&self.cluster), marks, self.lifecycle.stop());
         self.lifecycle.must_run("own mark", marking);
-        let kind = AllPods::with_resources(self.cluster.rules().names.all()).needing(self.live.namespaces().clone());
+        let kind = AllPods::with_rules(self.cluster.rules()).needing(self.live.namespaces().clone());
         self.follow("pods", kind, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());

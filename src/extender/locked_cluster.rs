@@ -6,6 +6,7 @@
 //! judges most of its thousands of nodes without the lock; the first call of a kind has steps of 0.2 ms
 //! ([`decide::cluster::filter`]).
 
+use super::deferred_pods::DeferredPods;
 use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
@@ -61,6 +62,8 @@ pub(super) struct LockedCluster {
     unshown: Mutex<HashMap<PodUid, Option<Instant>>>,
     /// Pods without GPUs that kube-scheduler may ask to bind.
     plain: Mutex<PlainPods>,
+    /// Pods that the state has no place for. The lock of the state is always taken before this one.
+    deferred: Mutex<DeferredPods>,
     /// Pods without a node whose objects have no room for what is written later, with the reason.
     large: Mutex<HashMap<PodUid, BadPlacementRequest>>,
     rules: RequestRules,
@@ -116,6 +119,7 @@ impl LockedCluster {
             cluster: Mutex::new(ClusterState::new(rules)),
             unshown: Mutex::default(),
             plain: Mutex::default(),
+            deferred: Mutex::default(),
             large: Mutex::default(),
             rules: requests,
             lease,
@@ -134,7 +138,7 @@ impl LockedCluster {
     }
 
     /// Takes over a pod that the watch shows.
-    pub(super) fn pod_is(&self, pod: &Pod) {
+    pub(super) fn pod_is(&self, pod: &Arc<Pod>) {
         if pod.node.is_some() {
             self.plain.lock().forget(&pod.uid);
         }
@@ -144,7 +148,12 @@ impl LockedCluster {
         if pod.node.is_some() {
             self.unshown.lock().remove(&pod.uid);
         }
-        take_over(&mut cluster, pod, shown);
+        let has_place = take_over(&mut cluster, pod, shown);
+        let mut deferred = self.deferred.lock();
+        match has_place {
+            true => deferred.remove(&pod.uid),
+            false => deferred.add(pod),
+        }
     }
 
     fn size_is(&self, pod: &Pod) {
@@ -248,6 +257,7 @@ impl LockedCluster {
         self.large.lock().remove(uid);
         let mut cluster = self.cluster.lock();
         self.unshown.lock().remove(uid);
+        self.deferred.lock().remove(uid);
         cluster.pod_gone(uid);
     }
 
@@ -255,13 +265,21 @@ impl LockedCluster {
     pub(super) fn pod_is_left_out(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
         self.large.lock().remove(uid);
-        self.cluster.lock().pod_is_left_out(uid);
+        let mut cluster = self.cluster.lock();
+        self.deferred.lock().remove(uid);
+        cluster.pod_is_left_out(uid);
     }
 
-    /// Takes over a Node.
+    /// Takes over a Node, and the pods that were bound to it before it was known.
     pub(super) fn node_is(&self, node: &FollowedNode) {
         let facts = node_facts::of(node);
-        self.cluster.lock().node_is(&facts);
+        let mut cluster = self.cluster.lock();
+        cluster.node_is(&facts);
+        let deferred = self.deferred.lock().take(&node.name);
+        // Under the same lock, so that no pod is placed there before these claims count.
+        for pod in deferred {
+            take_over(&mut cluster, &pod, self.shown(&pod));
+        }
     }
 
     /// A Node is proven gone.
@@ -571,17 +589,18 @@ impl StateAccess for LockedCluster {
     }
 }
 
-/// Takes over what the watch or a read shows of a pod.
-fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) {
+/// Takes over what the watch or a read shows of a pod. Returns false if the state has no place for it.
+fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) -> bool {
     if pod.ended() && planted(PlantedMistake::EndedPodHolds) {
-        return;
+        return true;
     }
     if pod.node.is_none() && planted(PlantedMistake::UnboundIsEvidence) {
         cluster.bind_ended(&pod.uid, BindOutcome::Refused);
     }
-    cluster.pod_is(&pod.uid, bound.as_ref());
+    let has_place = cluster.pod_is(&pod.uid, bound.as_ref());
     cluster.claim_is_from(&pod.uid, origin);
     cluster.pod_is_being_deleted(&pod.uid, pod.deleted_at.is_some());
+    has_place
 }
 
 /// The mistake [`PlantedMistake::ForgottenInitContainer`].
@@ -622,6 +641,8 @@ fn nanos(span: Duration) -> u64 {
 mod tests {
     use super::*;
     use model::claim::{Claim, DeviceShare};
+    use model::followed_node::MAX_CLUSTER_NODES;
+    use model::id::ObjectUid;
     use model::unit::Mib;
     use serde_json::json;
     use wire::annotation_keys::ALLOCATED;
@@ -664,7 +685,7 @@ mod tests {
         cluster.pod_was_read(&pod);
         assert!(!is_claimed());
         // After a restore of etcd the watch shows the pod again.
-        cluster.pod_is(&pod);
+        cluster.pod_is(&Arc::new(pod.clone()));
         assert!(is_claimed());
     }
 
@@ -679,7 +700,7 @@ mod tests {
             cluster.bind_ended(&pod.uid, BindOutcome::Written);
             assert!(cluster.watch_lag() > Duration::ZERO && cluster.binding_is_written(&pod.uid));
             match gone {
-                false => cluster.pod_is(&pod),
+                false => cluster.pod_is(&Arc::new(pod.clone())),
                 true => cluster.cluster.lock().pod_gone(&pod.uid),
             }
             assert!(!cluster.claim_is_unshown(&pod.uid), "{gone}");
@@ -695,7 +716,7 @@ mod tests {
             let mut pod = pod();
             pod.uid = PodUid::parse(&format!("{number:032x}")).unwrap();
             pod.node = Some(NodeName::parse(&format!("n{number}")).unwrap());
-            cluster.pod_is(&pod);
+            cluster.pod_is(&Arc::new(pod));
         }
         let (begin, begun) = std::sync::mpsc::channel();
         let used = Arc::<std::sync::atomic::AtomicBool>::default();
@@ -717,6 +738,42 @@ mod tests {
         assert_eq!(seen, 400);
         let (_, shares) = cluster.shares();
         assert!(shares.len() == 400 && shares.is_sorted_by_key(|share| &share.node));
+    }
+
+    /// The pod watch may be ahead of the watch of Nodes, after a restart too.
+    #[test]
+    fn a_claim_on_a_node_that_appears_after_too_many_names_of_nodes_counts_from_then_on() {
+        let cluster = cluster();
+        let on = |number: usize, node: &str| {
+            let node = Some(NodeName::parse(node).unwrap());
+            Arc::new(Pod { uid: uid(number), node, ..pod() })
+        };
+        (0..MAX_CLUSTER_NODES).for_each(|number| cluster.pod_is(&on(number, &format!("ghost-{number}"))));
+        let [first, second, third, last] = [1, 2, 3, 4].map(|more| on(MAX_CLUSTER_NODES + more, "n1"));
+        [&first, &second, &third, &last].into_iter().for_each(|pod| cluster.pod_is(pod));
+        assert_eq!((cluster.counts().nodes, cluster.claim_of(&first.uid)), (MAX_CLUSTER_NODES, None));
+        // Until the Node appears, one pod ends, one is gone, and one is bound to a node that is known.
+        let ended = Pod { phase: model::pod::PodPhase::Failed, ..(*second).clone() };
+        cluster.pod_is(&Arc::new(ended));
+        cluster.pod_gone(&third.uid);
+        cluster.pod_is(&on(MAX_CLUSTER_NODES + 4, "ghost-0"));
+        cluster.node_is(&FollowedNode {
+            uid: ObjectUid::parse("node-uid").unwrap(),
+            name: NodeName::parse("n1").unwrap(),
+            created_at: None,
+            version: None,
+            arrival: None,
+            annotations: Vec::new(),
+            annotations_left_out: 0,
+        });
+        let node = |pod: &Pod| cluster.claim_of(&pod.uid).map(|(node, _)| node.to_string());
+        assert_eq!(
+            [&first, &second, &third, &last].map(|pod| node(pod)),
+            [Some("n1".into()), None, None, Some("ghost-0".into())]
+        );
+        // From now on the node is known.
+        cluster.pod_is(&second);
+        assert_eq!(node(&second), Some("n1".into()));
     }
 
     /// Then each pod is read before it is bound.

@@ -21,6 +21,7 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use model::followed_node::MAX_CLUSTER_NODES;
 use model::pod::MAX_CLUSTER_PODS;
+use model::pod_memory::MAX_CLUSTER_PODS_BYTES;
 use serve::answer_copy::{SharedAnswers, SharedBody};
 use serve::answer_queue::{AnswerLimits, AnswerQueue};
 use serve::caller::{Access, AllowedHosts, Condition, Ends};
@@ -399,11 +400,12 @@ impl HttpApplication for ExtenderPort {
 /// The objects that are not followed, as a line for people. A restart would not help, so the extender stays ready.
 fn left_out(watch: &Arc<WatchHealth>) -> Option<String> {
     let (left_out, what) = (watch.left_out(), watch.what());
-    let most = if what == "pods" { MAX_CLUSTER_PODS } else { MAX_CLUSTER_NODES };
+    let most = match what {
+        "pods" => format!("{MAX_CLUSTER_PODS} are, and {} MiB of them", MAX_CLUSTER_PODS_BYTES >> 20),
+        _ => format!("{MAX_CLUSTER_NODES} are"),
+    };
     (left_out > 0).then(|| {
-        format!(
-            "{left_out} {what} are not followed: at most {most} are; delete {what} that have ended or are not needed"
-        )
+        format!("{left_out} {what} are not followed: at most {most}; delete {what} that have ended or are not needed")
     })
 }
 

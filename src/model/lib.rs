@@ -12,6 +12,7 @@
 //!   hardware            what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
 //!   switch              NVSwitches, known from the kernel log only
 //!   gpu cgroup pod process host   one thing each: its identity and its raw values, as the source gives them
+//!   pod_memory          how much memory a pod takes, and how much all pods may take
 //!   followed_node       what a scheduler needs of a Node
 //!   infiniband          the machine's ports, and which GPUs are near them
 //!   usage               rates, derived from two raw samples
@@ -59,6 +60,7 @@ pub mod switch;
 pub mod gpu;
 pub mod cgroup;
 pub mod pod;
+pub mod pod_memory;
 pub mod followed_node;
 pub mod process;
 pub mod host;

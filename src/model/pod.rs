@@ -225,9 +225,9 @@ impl PodContainer {
 /// The pods of this node at the API server, all of them.
 #[derive(Clone, Debug, Default)]
 pub struct PodList {
-    /// The pods, ordered by UID, at most [`MAX_POD_OBJECTS`].
+    /// The pods, ordered by UID, at most [`MAX_POD_OBJECTS`] and [`MAX_NODE_PODS_BYTES`](crate::pod_memory::MAX_NODE_PODS_BYTES).
     pub pods: Vec<Arc<Pod>>,
-    /// Number of pods beyond that bound; at most as many again are counted. Pods that have ended are left out first.
+    /// Number of pods beyond these bounds; at most as many again are counted. Pods that have ended are left out first.
     pub left_out: u32,
     /// Number of pods whose newest version could not be parsed. If an older version could be parsed, it is in `pods`.
     pub unreadable: u32,

@@ -24,8 +24,8 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
     let has_fault =
         invalid || (matches!(claim, PodClaim::Unreadable(_)) && pod.annotation(annotation_keys::ALLOCATED).is_some());
     let requests_gpus = has_fault || requests.iter().any(|request| request.slots > 0);
-    let asks_for_gpus = |name: &str| requests.iter().any(|request| request.slots > 0 && *request.container == *name);
-    let started = pod.containers.iter().any(|container| asks_for_gpus(&container.name) && has_run(container));
+    let started =
+        own_containers(pod).zip(&requests).any(|(container, request)| request.slots > 0 && has_run(container));
     requests_gpus.then(|| GpuPod {
         // The kubelet knows a static pod by the hash of its manifest.
         uid: pod.cgroup_uid().clone(),
@@ -61,6 +61,31 @@ pub fn keep_resources(pod: &mut Pod, names: &[Arc<str>]) {
     }
 }
 
+/// Keeps at most one container of a pod without a claim: all that a scheduler must know of its containers is whether one of them
+/// requests GPUs, and whether such a container has run. Returns whether the pod requests GPUs. Everyone who may create pods can
+/// give each of its containers a name and amounts that no other container has.
+pub fn keep_one_container(pod: &mut Pod, rules: &RequestRules) -> bool {
+    let requests_gpus = |container: &PodContainer| resource::count(rules, &amounts(container)) > 0;
+    let is_bad = |container: &PodContainer| {
+        container.requests_left_out || resource::request(rules, &amounts(container), &BTreeMap::new()).is_err()
+    };
+    let rank = |container: &PodContainer| match (requests_gpus(container), has_run(container)) {
+        (true, true) => 3,
+        (true, false) => 2,
+        (false, _) if is_bad(container) => 1,
+        (false, _) => 0,
+    };
+    let kept = own_containers(pod).max_by_key(|container| rank(container)).cloned();
+    let any = kept.as_ref().is_some_and(|container| rank(container) > 0);
+    pod.containers = kept.into_iter().collect();
+    any || hidden(pod, rules).is_some()
+}
+
+/// The containers that may request resources. The API server accepts none for an ephemeral container.
+fn own_containers(pod: &Pod) -> impl Iterator<Item = &PodContainer> {
+    pod.containers.iter().filter(|container| container.kind != ContainerKind::Ephemeral)
+}
+
 /// Whether annotations of the pod limit which GPUs it accepts, or may do so because some were not read.
 fn chooses_gpus(pod: &Pod) -> bool {
     let says = |key: &str| pod.annotation(key).is_some_and(|value| !value.trim().is_empty());
@@ -73,18 +98,14 @@ fn chooses_gpus(pod: &Pod) -> bool {
 /// cannot be granted. A container whose request is invalid has only its number of slots.
 pub(crate) fn requests(pod: &Pod, rules: &RequestRules) -> (Vec<ContainerRequest>, Option<String>) {
     let mut fault = hidden(pod, rules);
-    let requests = pod
-        .containers
-        .iter()
-        .filter_map(|container| {
+    let requests = own_containers(pod)
+        .map(|container| {
             let role = match container.kind {
                 ContainerKind::Init => ContainerRole::Init,
                 ContainerKind::Sidecar => ContainerRole::Sidecar,
-                ContainerKind::App => ContainerRole::App,
-                // The API server accepts no resources for an ephemeral container.
-                ContainerKind::Ephemeral => return None,
+                ContainerKind::App | ContainerKind::Ephemeral => ContainerRole::App,
             };
-            Some(request(container, role, rules).unwrap_or_else(|why| {
+            request(container, role, rules).unwrap_or_else(|why| {
                 fault.get_or_insert(why);
                 let slots = resource::count(rules, &amounts(container));
                 ContainerRequest {
@@ -95,7 +116,7 @@ pub(crate) fn requests(pod: &Pod, rules: &RequestRules) -> (Vec<ContainerRequest
                     cores: None,
                     priority: None,
                 }
-            }))
+            })
         })
         .collect();
     (requests, fault)
@@ -455,6 +476,48 @@ mod tests {
             prop_assert!(kept.containers.iter().all(|container| container.limits.len() <= 5));
             let (rules, node) = (RequestRules::default(), NodeName::parse("node-1").unwrap());
             prop_assert_eq!(of(&kept, &rules, &node), of(&whole, &rules, &node));
+        }
+
+        #[test]
+        fn one_container_shows_as_much_of_a_pod_without_a_claim_as_all_of_them(
+            containers in prop::collection::vec(
+                (
+                    prop::collection::btree_map("nvidia\\.com/(gpu|gpumem|gpucores|priority)", "[0-2]|101|1\\.5", 0..4),
+                    "(waiting|running|terminated)?", 0usize..3,
+                ),
+                1..6,
+            ),
+            more in prop_oneof![Just(0usize), Just(40)], amount in "[01]", crowd in prop_oneof![Just(0usize), Just(130)],
+        ) {
+            let mut specs = [vec![], vec![], vec![]];
+            let mut statuses = Vec::new();
+            for (at, (limits, state, list)) in containers.iter().enumerate() {
+                let mut limits = limits.clone();
+                limits.extend((0..more).map(|n| (format!("b/{n}"), amount.clone())));
+                specs[*list].push(json!({ "name": format!("c{at}"), "resources": { "limits": limits } }));
+                let state = if state.is_empty() { json!({}) } else { json!({ state: {} }) };
+                statuses.push(json!({ "name": format!("c{at}"), "state": state }));
+            }
+            specs[1].extend((0..crowd).map(|n| {
+                json!({ "name": format!("d{n}"), "resources": { "limits": if n < 127 { json!({}) } else { json!(containers[0].0) } } })
+            }));
+            let [init, app, ephemeral] = specs;
+            let text = json!({
+                "metadata": { "name": "train", "namespace": "ml", "uid": UID },
+                "spec": { "initContainers": init, "containers": app, "ephemeralContainers": ephemeral },
+                "status": {
+                    "initContainerStatuses": statuses, "containerStatuses": statuses, "ephemeralContainerStatuses": statuses,
+                },
+            });
+            let (rules, node) = (RequestRules::default(), NodeName::parse("node-1").unwrap());
+            let whole = decode(text.to_string().as_bytes()).unwrap();
+            let mut kept = whole.clone();
+            let requests_gpus = keep_one_container(&mut kept, &rules);
+            prop_assert!(kept.containers.len() <= 1);
+            let [whole, kept] = [whole, kept].map(|pod| of(&pod, &rules, &node));
+            prop_assert_eq!(kept.is_some(), requests_gpus);
+            let shown = |pod: Option<GpuPod>| pod.map(|pod| (pod.started, matches!(pod.claim, PodClaim::Given(_) | PodClaim::Unreadable(_))));
+            prop_assert_eq!(shown(kept), shown(whole));
         }
 
         #[test]

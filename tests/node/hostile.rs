@@ -76,8 +76,8 @@ fn pods_whose_json_is_far_larger_than_themselves_do_not_stop_the_extender() {
 }
 
 #[test]
-fn pods_that_hold_no_gpu_take_little_memory_whatever_their_containers_request() {
-    const PODS: u32 = 600;
+fn pods_without_a_claim_take_little_memory_whatever_their_containers_request() {
+    const PODS: u32 = 800;
     let server = FakeApiServer::start();
     node(&server, "n1", 1);
     let extender = Extender::led(&server);
@@ -87,7 +87,7 @@ fn pods_that_hold_no_gpu_take_little_memory_whatever_their_containers_request() 
         // No two containers have a text in common that could be shared.
         let container = |at: u32| {
             let own = number * 128 + at;
-            let limits = match number % 3 {
+            let limits = match number % 4 {
                 0 => json!({}),
                 _ => json!({
                     "nvidia.com/gpu": own.to_string(), "nvidia.com/gpumem": (own + 1_000_000).to_string(),
@@ -97,7 +97,7 @@ fn pods_that_hold_no_gpu_take_little_memory_whatever_their_containers_request() 
             json!({ "name": format!("container-{own}"), "image": "x", "resources": { "limits": limits } })
         };
         odd["spec"]["containers"] = (0..128).map(container).collect();
-        match number % 3 {
+        match number % 4 {
             // It requests no GPU, but has an annotation that users may write.
             0 => {
                 odd["spec"]["nodeName"] = "n1".into();
@@ -107,6 +107,7 @@ fn pods_that_hold_no_gpu_take_little_memory_whatever_their_containers_request() 
                 odd["spec"]["nodeName"] = "n1".into();
                 odd["status"]["phase"] = "Failed".into();
             }
+            2 => odd["spec"]["nodeName"] = format!("ghost-{number}").into(),
             _ => {}
         }
         server.put("pods", odd);
@@ -120,6 +121,41 @@ fn pods_that_hold_no_gpu_take_little_memory_whatever_their_containers_request() 
     });
     let more = anon_mib(&extender).saturating_sub(before);
     assert!(more <= 12, "{more} MiB more for {PODS} pods");
+}
+
+/// Everyone who may create pods can bind them to nodes that do not exist.
+#[test]
+fn more_names_of_nodes_than_there_may_be_nodes_cost_no_entries_and_a_later_node_has_its_claims() {
+    const MOST: u64 = 15_000;
+    let server = FakeApiServer::start();
+    let bound = |number: u32, node: &str| {
+        let mut pod = pod(&server, number, 60_000);
+        pod["spec"]["nodeName"] = node.into();
+        pod
+    };
+    for number in 100..100 + u32::try_from(MOST).unwrap() {
+        server.put("pods", bound(number, &format!("ghost-{number}")));
+    }
+    let extender = Extender::led(&server);
+    let closed = |extender: &Extender| extender.metric("gpu_steward_extender_nodes{state=\"closed\"}");
+    eventually("the pods", SOON, || (closed(&extender) == MOST).then_some(()));
+    let mut claimed = bound(1, "n1");
+    claimed["metadata"]["annotations"] = json!({ CLAIM: "GPU-n1-0,NVIDIA,60000,0:;", "hami.io/vgpu-node": "n1" });
+    server.put("pods", claimed);
+    server.put("pods", bound(2, "another-ghost"));
+    let asks = pod(&server, 3, 30_000);
+    node(&server, "n1", 1);
+    let counts = |extender: &Extender| {
+        eventually("the claim on the late node", SOON, || {
+            (extender.metric("gpu_steward_extender_claims{state=\"bound\"}") == 1).then_some(())
+        });
+        assert!(extender.filter(&asks, &["n1"])["NodeNames"].is_null());
+    };
+    counts(&extender);
+    assert_eq!(closed(&extender), MOST, "only the Node n1 has got an entry");
+    // After a restart, both watches begin anew.
+    drop(extender);
+    counts(&Extender::led(&server));
 }
 
 #[test]

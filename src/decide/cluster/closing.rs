@@ -12,8 +12,20 @@ impl ClusterState {
     pub fn pod_is_unreadable(&mut self, uid: &PodUid, pod: Option<PodRef>, node: &NodeName) {
         self.pod_is_settled(uid);
         self.unreadable.insert(uid.clone(), (node.clone(), pod));
-        self.node_entry(node).blocking_pods_mut().unreadable.insert(uid.clone());
+        if self.has_place(node) {
+            self.node_entry(node).blocking_pods_mut().unreadable.insert(uid.clone());
+        }
         self.touch(node);
+    }
+
+    /// Finds the pods that cannot be read and are bound to this node, which there was no place for before.
+    pub(super) fn find_unreadable_pods(&mut self, name: &NodeName) {
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        let here = self.unreadable.iter().filter(|(_, (at, _))| at == name);
+        let here: Vec<PodUid> = here.map(|(uid, _)| uid.clone()).collect();
+        if !here.is_empty() {
+            node.blocking_pods_mut().unreadable.extend(here);
+        }
     }
 
     /// A pod that could not be read is known to be gone, or can be read again.

@@ -8,7 +8,7 @@ use super::version::CountedVersion;
 use crate::ledger::ClaimState;
 use crate::placement::DeviceKind;
 use model::claim::PodClaim;
-use model::followed_node::NodeFacts;
+use model::followed_node::{MAX_CLUSTER_NODES, NodeFacts};
 use model::gpu_pod::BoundPod;
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::registered::RegisteredGpu;
@@ -25,7 +25,11 @@ impl ClusterState {
             let made = || DeviceKind { product: gpu.product.to_lowercase().into(), mode: Arc::clone(&gpu.mode) };
             Arc::clone(kinds.entry(key).or_insert_with(|| Arc::new(made())))
         };
+        let is_new = self.nodes.get(&facts.name).is_none_or(|node| node.uid().is_none());
         self.node_entry(&facts.name).is(facts, &mut kind);
+        if is_new {
+            self.find_unreadable_pods(&facts.name);
+        }
         self.look_for_unknown_device(&facts.name);
         // A GPU that the Node no longer registers was removed: no report has its processes, so no claim on it waits for one.
         self.take_evidence(&facts.name);
@@ -47,10 +51,14 @@ impl ClusterState {
     }
 
     /// Sets the current version of a pod, by its UID at the API server. A pod without a node changes nothing: its proposal stays.
-    pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
+    /// Returns false if the state has no place for the pod, because there are too many names of Nodes that do not exist: the caller
+    /// must repeat the call once there is a Node of this name.
+    pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) -> bool {
         self.gone.remove(uid);
-        self.pod_without_gpus_is(uid, bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended));
-        let Some(bound) = bound else { return };
+        let has_place = bound.is_none_or(|bound| !needs_entry(bound) || self.has_place(&bound.node));
+        let plain = bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended);
+        self.pod_without_gpus_is(uid, plain.filter(|_| has_place));
+        let Some(bound) = bound else { return true };
         self.is_not_pending(uid);
         let holds = bound.gpu_pod.as_ref().filter(|pod| !pod.finished);
         if let Some(location) =
@@ -61,7 +69,7 @@ impl ClusterState {
                 self.release_at(&location.node, uid);
             }
         }
-        let Some(pod) = holds else { return };
+        let Some(pod) = holds.filter(|_| has_place) else { return has_place };
         let node = self.node_entry(&bound.node);
         match &pod.claim {
             PodClaim::Given(claim) => {
@@ -90,6 +98,13 @@ impl ClusterState {
             before.iter().for_each(|other| self.release_at(&bound.node, other));
         }
         self.may_explain(&bound.node);
+        true
+    }
+
+    /// Whether there is an entry for this node, or there may be one more. Everyone who may create pods can bind them to any number of
+    /// Nodes that do not exist. Such names get no more entries than there may be Nodes.
+    pub(super) fn has_place(&self, name: &NodeName) -> bool {
+        self.nodes.len() < MAX_CLUSTER_NODES || self.nodes.contains_key(name)
     }
 
     /// Records a pod that is bound, has not ended and requests no GPU; `None` removes its record.
@@ -179,5 +194,13 @@ impl ClusterState {
             Arc::make_mut(&mut self.versions).remove(name);
             self.free_places.extend(gone.map(|node| node.version().place()));
         }
+    }
+}
+
+/// Whether the pod is recorded at its node: it holds GPUs, or its agent knows it by its hash.
+fn needs_entry(bound: &BoundPod) -> bool {
+    match &bound.gpu_pod {
+        Some(pod) => !pod.finished,
+        None => bound.hash.is_some() && !bound.ended,
     }
 }

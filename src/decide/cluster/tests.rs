@@ -5,7 +5,7 @@ use crate::ledger::ClaimState;
 use crate::placement::RefusalReason;
 use crate::placement::tests::{container, pod, uuid};
 use model::claim::{BindOrder, Claim, ClaimOrigin, DeviceShare, PodClaim};
-use model::followed_node::NodeFacts;
+use model::followed_node::{MAX_CLUSTER_NODES, NodeFacts};
 use model::gpu_pod::{BoundPod, GpuPod};
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::placement::PlacementRequest;
@@ -386,6 +386,38 @@ fn a_pod_that_cannot_be_read_closes_its_node_until_it_can_be_read_or_is_gone() {
     cluster.pod_is_settled(&bad.uid);
     assert_eq!(cluster.node(&name(4)).unwrap().closed(), None);
     assert!(cluster.unreadable.is_empty());
+}
+
+/// Everyone who may create pods can bind them to nodes that do not exist.
+#[test]
+fn pods_get_entries_for_no_more_names_of_nodes_than_there_may_be_nodes() {
+    let mut cluster = cluster(1, 1);
+    let most = u32::try_from(MAX_CLUSTER_NODES).unwrap();
+    for n in 1..most {
+        assert!(cluster.pod_is(&slice(n, 1).uid, Some(&bound(&slice(n, 1), &name(n), PodClaim::None))));
+    }
+    let late = slice(most, 1000);
+    let (on_new, on_known) = (bound(&late, &name(most), given(most * 100)), bound(&late, &name(0), given(0)));
+    // It was assumed on a node that is known, and is bound to another one.
+    assert!(cluster.pod_is(&late.uid, Some(&on_known)));
+    assert!(!cluster.pod_is(&late.uid, Some(&on_new)));
+    assert_eq!((claimed_mib(&cluster, &name(0)), cluster.nodes.len()), (0, MAX_CLUSTER_NODES));
+    let plain = BoundPod { gpu_pod: None, ..on_new.clone() };
+    let is_static = BoundPod { hash: Some(late.uid.clone()), ..plain.clone() };
+    let finished =
+        BoundPod { gpu_pod: on_new.gpu_pod.clone().map(|pod| GpuPod { finished: true, ..pod }), ..on_new.clone() };
+    for (pod, has_place) in [(&plain, true), (&is_static, false), (&finished, true), (&on_new, false)] {
+        assert_eq!(cluster.pod_is(&late.uid, Some(pod)), has_place, "{pod:?}");
+    }
+    let bad = slice(most + 1, 1).uid;
+    cluster.pod_is_unreadable(&bad, None, &name(most));
+    assert_eq!(cluster.nodes.len(), MAX_CLUSTER_NODES);
+    // A Node always gets an entry.
+    cluster.node_is(&facts(most, 1));
+    assert_eq!(cluster.node(&name(most)).unwrap().closed(), Some(ClosedReason::UnreadablePod(bad.clone())));
+    cluster.pod_is_settled(&bad);
+    assert!(cluster.pod_is(&late.uid, Some(&on_new)));
+    assert_eq!(claimed_mib(&cluster, &name(most)), 1000);
 }
 
 #[test]
