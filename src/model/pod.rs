@@ -11,10 +11,13 @@ pub const MAX_POD_OBJECTS: usize = 1024;
 pub const MAX_CLUSTER_PODS: usize = 300_000;
 /// Upper bound on the containers of one pod: an object of 1.5 MiB could name thousands, but the kubelet starts dozens.
 pub const MAX_CONTAINERS: usize = 128;
-/// Upper bound on the size of one pod's kept annotations together, keys included. The longest annotation that is needed
+/// Upper bound on the size of one pod's kept annotations together, keys included, and [`ANNOTATION_BYTES`] for each of
+/// them. The longest annotation that is needed
 /// lists 16 GPUs for each of several containers: about 4 KiB, and a pod has three of that kind. The API server allows
 /// 256 KiB, and a node full of such pods must not fill the agent's memory.
 pub const MAX_ANNOTATIONS: usize = 16 * 1024;
+/// Bytes of memory that a kept annotation takes beside its texts: two pointers with lengths, and the counts of two shared texts.
+pub const ANNOTATION_BYTES: usize = 64;
 /// Upper bound on the extended resources of one container: HAMi has five, MIG a dozen profiles.
 pub const MAX_RESOURCES: usize = 32;
 

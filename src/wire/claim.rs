@@ -24,7 +24,7 @@ use model::pod::MAX_ANNOTATIONS;
 use model::unit::{Bytes, CorePercent, Mib};
 
 /// Longest claim that this program writes. Readers keep [`MAX_ANNOTATIONS`] bytes of system-owned annotations. Without
-/// the claim, these take about 1 KiB with their keys, mostly the names of a node and a Lease.
+/// the claim, these take less than 2 KiB, mostly the names of a node and a Lease, and `ANNOTATION_BYTES` for each of a dozen.
 pub const MAX_CLAIM: usize = MAX_ANNOTATIONS - 2 * 1024;
 /// Longest claim in a Binding, which contains the claim twice: under both keys.
 pub const MAX_CLAIM_IN_BINDING: usize = MAX_CLAIM / 2;

@@ -26,7 +26,7 @@ use model::id::GpuUuid;
 use model::placement::{
     GpuOrder, GpuPolicy, GpuSelection, NodePolicy, PlacementPreference, PlacementRequest, ScoreWeights,
 };
-use model::pod::{MAX_ANNOTATIONS, Pod};
+use model::pod::{ANNOTATION_BYTES, MAX_ANNOTATIONS, Pod};
 use std::sync::Arc;
 
 /// Maximum number of products in one list: NVIDIA sells fewer for data centres, and the filter compares each product
@@ -82,7 +82,7 @@ pub enum BadPlacementRequest {
     /// Some annotations were not read, and a condition of the pod may be among them.
     #[error(
         "the request for GPUs cannot be read: {left_out} of its annotations are not read: together they are longer than \
-         {MAX_ANNOTATIONS} bytes"
+         {MAX_ANNOTATIONS} bytes, where each counts {ANNOTATION_BYTES} bytes more"
     )]
     TooLarge {
         /// Number of the annotations that were not read.
@@ -391,7 +391,7 @@ mod tests {
         let why = refused(long, json!({ "nvidia.com/gpu": "1" }));
         assert_eq!(why, BadPlacementRequest::TooLarge { left_out: 1 });
         let words = "the request for GPUs cannot be read: 1 of its annotations are not read: together they are longer than \
-                     16384 bytes";
+                     16384 bytes, where each counts 64 bytes more";
         assert_eq!(why.to_string(), words);
         // A claim from an earlier attempt is not a condition of the pod's owner.
         assert!(with(&json!({ "hami.io/vgpu-devices-allocated": "x".repeat(20 << 10) })).is_ok());

@@ -10,8 +10,8 @@ use crate::{misspelt_key, quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
 use model::nvidia;
 use model::pod::{
-    ContainerKind, ContainerState, LeftOutContainers, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Pod,
-    PodContainer, PodController, PodLabels, PodPhase, RestartPolicy,
+    ANNOTATION_BYTES, ContainerKind, ContainerState, LeftOutContainers, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES,
+    Pod, PodContainer, PodController, PodLabels, PodPhase, RestartPolicy,
 };
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -593,6 +593,7 @@ impl<'de> Deserialize<'de> for Annotations {
         let BoundedEntries { mut kept, left_out, .. } = system;
         kept.extend(misspelt.into_iter().map(|key| (key, Arc::from(""))));
         kept.sort();
+        kept.shrink_to_fit();
         let mirror_of = mirror_of(hash.as_deref(), mirror.as_deref());
         Ok(Annotations { kept, left_out, system_left_out, bytes: skipped + read, mirror_of })
     }
@@ -608,7 +609,8 @@ struct BoundedEntries {
 
 impl BoundedEntries {
     fn take(&mut self, key: Arc<str>, value: Arc<str>) {
-        let size = self.size + key.len() + value.len();
+        // Otherwise a thousand empty annotations would take far more memory than their texts.
+        let size = self.size + key.len() + value.len() + ANNOTATION_BYTES;
         if size > MAX_ANNOTATIONS {
             self.left_out += 1;
         } else {

@@ -323,7 +323,7 @@ fn ephemeral_containers_beyond_the_bound_are_not_counted() {
 fn annotations_that_users_may_write_do_not_displace_a_claim() {
     let mut value = whole();
     value["metadata"]["annotations"] = json!({
-        "gpu-steward.io/a": "x".repeat(MAX_ANNOTATIONS - 100), "hami.io/vgpu-devices-allocated": "y".repeat(200),
+        "gpu-steward.io/a": "x".repeat(MAX_ANNOTATIONS - 300), "hami.io/vgpu-devices-allocated": "y".repeat(200),
         "hami.io/vgpu-node": "n", "nvidia.com/use-gputype": "H100",
     });
     let pod = read(&value).unwrap();
@@ -336,6 +336,21 @@ fn annotations_that_users_may_write_do_not_displace_a_claim() {
     value["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = "y".repeat(MAX_ANNOTATIONS).into();
     let pod = read(&value).unwrap();
     assert_eq!((pod.annotations_left_out, pod.system_keys_left_out), (1, 1));
+}
+
+/// An annotation without a value takes far more memory than its key.
+#[test]
+fn each_annotation_counts_with_what_it_takes_beside_its_texts() {
+    let mut value = whole();
+    let mut annotations: serde_json::Map<String, Value> =
+        (0..1640).map(|n| (format!("hami.io/{n:04}"), json!(""))).collect();
+    annotations.insert("hami.io/vgpu-devices-allocated".into(), "y".repeat(200).into());
+    value["metadata"]["annotations"] = annotations.into();
+    let pod = read(&value).unwrap();
+    let kept = (MAX_ANNOTATIONS - 200 - 30 - ANNOTATION_BYTES) / (12 + ANNOTATION_BYTES);
+    assert_eq!((pod.annotations.len(), pod.annotations_left_out as usize), (kept + 1, 1640 - kept));
+    assert_eq!(pod.annotations.capacity(), pod.annotations.len());
+    assert!(pod.annotation("hami.io/vgpu-devices-allocated").is_some() && pod.system_keys_left_out == 0);
 }
 
 #[test]
@@ -499,6 +514,7 @@ proptest! {
             }
             let size: usize = pod.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
             prop_assert!(size <= MAX_ANNOTATIONS && pod.containers.len() <= MAX_CONTAINERS);
+            prop_assert!(pod.annotations.len() <= MAX_ANNOTATIONS / ANNOTATION_BYTES + MAX_MISSPELT);
             prop_assert!(pod.annotations.is_sorted());
         }
     }

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use model::pod::{MAX_ANNOTATIONS, MAX_CONTAINERS};
+use model::pod::{ANNOTATION_BYTES, MAX_ANNOTATIONS, MAX_CONTAINERS};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(pod) = wire::pod::decode_with(bytes, &["app".into()]) {
@@ -13,6 +13,8 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(bound.is_some(), pod.node.is_some());
         assert!(bound.and_then(|bound| bound.gpu_pod).is_none_or(|gpu_pod| gpu_pod.uid == pod.uid));
         let size: usize = pod.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+        // Beside them there are up to eight misspelt keys.
+        assert!(pod.annotations.len() <= MAX_ANNOTATIONS / ANNOTATION_BYTES + 8);
         assert!(size <= MAX_ANNOTATIONS && pod.containers.len() <= MAX_CONTAINERS);
         assert!(!pod.name.name.is_empty() && !pod.name.name.contains(char::is_control));
     }
