@@ -7,7 +7,7 @@ use crate::kind::{AllNodes, AllPods, Followed, PodsOfNode};
 use crate::store::{Delta, GoneEvidence, Store};
 use lab::api_server::{ApiServerFault, FakeApiServer, pod};
 use model::id::{NodeName, PodUid};
-use model::pod::{LabelKeys, MAX_POD_OBJECTS, Pod};
+use model::pod::{LabelKeys, MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -316,5 +316,34 @@ async fn of_too_many_pods_those_that_hold_nothing_are_left_out_wherever_they_are
     let mut pods = Running::start(&server, pods_of_node()).await;
     let added = pods.next().await;
     let running = added.iter().filter(|delta| matches!(delta, Delta::Added(pod) if !pod.ended()));
-    assert_eq!((running.count(), pods.held), (50, 50), "a list beyond the bound is for pods that hold something");
+    assert_eq!(
+        (running.count(), pods.held),
+        (50, MAX_POD_OBJECTS),
+        "the pods that have ended get the places that are left"
+    );
+}
+
+/// A list that is read after a restart, in which a user's pods come first: they have the first names.
+#[tokio::test]
+async fn of_too_many_pods_that_request_gpus_those_that_the_kubelet_has_begun_with_are_held() {
+    let server = FakeApiServer::start();
+    let put = |number: usize, annotations: serde_json::Value, status: serde_json::Value| {
+        let uid = format!("dddddddd-0000-4000-8000-{number:012}");
+        let metadata =
+            json!({ "name": format!("p{number:05}"), "namespace": "ml", "uid": uid, "annotations": annotations });
+        let main = json!({ "name": "main", "resources": { "limits": { "nvidia.com/gpu": "1" } } });
+        let spec = json!({ "nodeName": NODE, "containers": [main] });
+        server.put("pods", json!({ "metadata": metadata, "spec": spec, "status": status }));
+    };
+    let mirror = json!({ "kubernetes.io/config.mirror": "x" });
+    let begun = json!({ "phase": "Pending", "containerStatuses": [{ "name": "main", "state": { "waiting": {} } }] });
+    (0..2 * MAX_POD_OBJECTS + 100).for_each(|number| put(number, mirror.clone(), json!({ "phase": "Pending" })));
+    (90_000..90_050).for_each(|number| put(number, json!({}), begun.clone()));
+    let claim = json!({ "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1,1:;" });
+    (91_000..91_050).for_each(|number| put(number, claim.clone(), json!({ "phase": "Pending" })));
+    let mut pods = Running::start(&server, pods_of_node()).await;
+    let added = pods.next().await;
+    let innocent = |pod: &Pod| *pod.name.name >= *"p90000";
+    let innocents = added.iter().filter(|delta| matches!(delta, Delta::Added(pod) if innocent(pod)));
+    assert_eq!((innocents.count(), pods.held), (100, 100 + MAX_UNPROVEN_PODS));
 }

@@ -5,7 +5,9 @@ use crate::error::ApiError;
 use crate::resource::ApiResource;
 use model::followed_node::{FollowedNode, MAX_CLUSTER_NODES};
 use model::id::{NodeName, ObjectUid, PodUid};
-use model::pod::{ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod};
+use model::pod::{
+    ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod, PodContainer, PodPhase,
+};
 use model::pod_memory::{MAX_CLUSTER_PODS_BYTES, MAX_NODE_PODS_BYTES};
 use model::time::{Arrival, WallTime};
 use std::cell::RefCell;
@@ -21,6 +23,22 @@ use wire::gpu_pod;
 use wire::resource::RequestRules;
 use wire::watch::{NodePods, WatchedKind};
 
+/// How much it matters that an object is held, least first. If there are too many objects, those that matter least are left out.
+/// Everyone who may create pods can create any number of them, bind them to a node and keep them from ending. So the classes rest on
+/// what only a scheduler or the kubelet writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Importance {
+    /// It holds no devices.
+    HoldsNothing,
+    /// A pod without devices that the kubelet has begun with: its name is shown.
+    Named,
+    /// A pod that requests devices while nothing shows that it gets any: no scheduler has given it a claim, and the kubelet has not
+    /// begun with it.
+    Unproven,
+    /// It may hold devices.
+    MayHold,
+}
+
 /// A kind of objects that a follower can follow.
 pub trait Followed:
     WatchedKind<Object: Debug + Clone + PartialEq + Send + Sync, Uid: Debug + Clone + Ord + Hash + Send + Sync>
@@ -34,6 +52,8 @@ pub trait Followed:
     /// Maximum number of bytes that the held objects take together; `None` if only their number is bounded. Objects beyond it are
     /// only counted.
     const MOST_BYTES: Option<usize>;
+    /// Maximum number of held objects that are [`Importance::Unproven`].
+    const MOST_UNPROVEN: usize;
     /// Most objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
     /// whatever the limit; only a list that is too large for that is read in pages. Pages are read from etcd, or from a
     /// cache that agrees with it.
@@ -49,8 +69,8 @@ pub trait Followed:
     fn created_of(object: &Self::Object) -> Option<WallTime>;
     /// About as many bytes of memory as it takes.
     fn memory(object: &Self::Object) -> usize;
-    /// Whether it is left out first if there are too many objects, because it holds nothing.
-    fn holds_nothing(object: &Self::Object) -> bool;
+    /// How much it matters that it is held.
+    fn importance(object: &Self::Object) -> Importance;
     /// Its place in the order in which the objects arrived.
     fn arrival(object: &Self::Object) -> Option<Arrival>;
     /// Sets its place in that order.
@@ -145,12 +165,67 @@ impl WatchedKind for PodsOfNode {
         if let Some(resources) = &self.resources {
             gpu_pod::keep_resources(&mut pod, resources);
         }
-        // The agent shows the images of containers that run. Most pods of a full list have ended: they stay until they are deleted.
-        if pod.ended() {
-            pod.containers.iter_mut().for_each(|container| container.image = None);
-        }
-        pod.containers.shrink_to_fit();
+        trim_on_node(&mut pod);
         Ok(pod)
+    }
+}
+
+/// Removes what the agent does not use of a pod of its node. A pod has up to 128 containers, and the names and amounts of each may
+/// differ from all others. Pods that have ended stay until they are deleted, and so do pods with which the kubelet never begins.
+fn trim_on_node(pod: &mut Pod) {
+    // The position of a container tells which share of a claim is its own.
+    if !has_claim(pod) {
+        if pod.ended() {
+            // One container is enough to know that a pod with GPUs has ended.
+            pod.containers.retain(asks);
+            pod.containers.truncate(1);
+        } else if !asks_for_devices(pod) {
+            pod.containers.retain(has_begun);
+        }
+    }
+    // The agent shows the images of containers that run.
+    let has_ended = pod.ended();
+    for container in pod.containers.iter_mut().filter(|container| has_ended || container.id.is_none()) {
+        container.image = None;
+    }
+    pod.containers.shrink_to_fit();
+}
+
+/// Whether a pod has a claim, or may have one that is too large to be kept. Only the system writes claims.
+fn has_claim(pod: &Pod) -> bool {
+    pod.annotation(ALLOCATED).is_some() || pod.system_keys_left_out > 0
+}
+
+/// Whether a container requests one of the kept resources, or may do so. The API server writes the amount 0 like this.
+fn asks(container: &PodContainer) -> bool {
+    container.requests_left_out || container.limits.iter().any(|(_, amount)| &**amount != "0")
+}
+
+/// Whether a pod requests one of the kept resources, or may do so.
+fn asks_for_devices(pod: &Pod) -> bool {
+    pod.containers_left_out.is_some() || pod.containers.iter().any(asks)
+}
+
+/// Whether the kubelet has reported anything about a container. A pod that it does not admit ends at once, and about a pod that only
+/// looks like the mirror of a static pod it reports nothing.
+fn has_begun(container: &PodContainer) -> bool {
+    container.id.is_some() || container.state != ContainerState::Unknown
+}
+
+/// How much it matters to the agent of its node that a pod is held.
+fn importance_on_node(pod: &Pod) -> Importance {
+    if pod.ended() {
+        return Importance::HoldsNothing;
+    }
+    if has_claim(pod) {
+        return Importance::MayHold;
+    }
+    let begun = pod.phase == PodPhase::Running || pod.containers.iter().any(has_begun);
+    match (asks_for_devices(pod), begun) {
+        (true, true) => Importance::MayHold,
+        (true, false) => Importance::Unproven,
+        (false, true) => Importance::Named,
+        (false, false) => Importance::HoldsNothing,
     }
 }
 
@@ -176,9 +251,9 @@ impl AllPods {
         let mut keeps_any = !holds_no_gpu(pod);
         if keeps_any && let Some(resources) = &self.resources {
             gpu_pod::keep_resources(pod, resources);
-            let has_claim = pod.annotation(ALLOCATED).is_some() || pod.system_keys_left_out > 0;
-            keeps_any =
-                has_claim || gpu_pod::keep_one_container(pod, &self.rules) || self.needed.contains(&pod.name.namespace);
+            keeps_any = has_claim(pod)
+                || gpu_pod::keep_one_container(pod, &self.rules)
+                || self.needed.contains(&pod.name.namespace);
         }
         if !keeps_any {
             pod.containers.clear();
@@ -193,9 +268,13 @@ fn holds_no_gpu(pod: &Pod) -> bool {
     pod.ended() || pod.node.is_none()
 }
 
-/// Whether a pod holds no GPU: it is not bound, has ended, or has lost its containers to [`AllPods::trim`].
-fn is_left_out_first(pod: &Pod) -> bool {
-    holds_no_gpu(pod) || (pod.containers.is_empty() && pod.containers_left_out.is_none())
+/// How much it matters to a scheduler that a pod is held. It holds no GPU if it is not bound, has ended, or has lost its containers
+/// to [`AllPods::trim`].
+fn importance_in_cluster(pod: &Pod) -> Importance {
+    match holds_no_gpu(pod) || (pod.containers.is_empty() && pod.containers_left_out.is_none()) {
+        true => Importance::HoldsNothing,
+        false => Importance::MayHold,
+    }
 }
 
 impl WatchedKind for AllPods {
@@ -261,10 +340,11 @@ impl WatchedKind for AllNodes {
 
 /// The identity of a pod is the same for both kinds of pods.
 macro_rules! pods {
-    ($kind:ty, $most:expr, $most_bytes:expr, $page:expr, $fields:expr, $holds_nothing:expr) => {
+    ($kind:ty, ($most:expr, $unproven:expr, $most_bytes:expr), $page:expr, $fields:expr, $importance:expr) => {
         impl Followed for $kind {
             const MOST: usize = $most;
             const MOST_BYTES: Option<usize> = Some($most_bytes);
+            const MOST_UNPROVEN: usize = $unproven;
             const PAGE: Option<u32> = $page;
 
             fn selection(&self) -> ApiSelection {
@@ -288,9 +368,8 @@ macro_rules! pods {
                 pod.memory()
             }
 
-            fn holds_nothing(pod: &Pod) -> bool {
-                let holds_nothing: fn(&Pod) -> bool = $holds_nothing;
-                holds_nothing(pod)
+            fn importance(pod: &Pod) -> Importance {
+                $importance(pod)
             }
 
             fn arrival(pod: &Pod) -> Option<Arrival> {
@@ -310,19 +389,19 @@ macro_rules! pods {
 
 pods!(
     PodsOfNode,
-    MAX_POD_OBJECTS,
-    MAX_NODE_PODS_BYTES,
+    (MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, MAX_NODE_PODS_BYTES),
     None,
     |kind| Some(format!("spec.nodeName={}", kind.node)),
-    Pod::ended
+    importance_on_node
 );
 // Everyone who may create pods can create any number of them that hold no GPU.
-pods!(AllPods, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES, Some(500), |_| None, is_left_out_first);
+pods!(AllPods, (MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES), Some(500), |_| None, importance_in_cluster);
 
 impl Followed for AllNodes {
     const MOST: usize = MAX_CLUSTER_NODES;
     // Users write no Nodes, and little is kept of each.
     const MOST_BYTES: Option<usize> = None;
+    const MOST_UNPROVEN: usize = MAX_CLUSTER_NODES;
     const PAGE: Option<u32> = Some(500);
 
     fn selection(&self) -> ApiSelection {
@@ -345,8 +424,8 @@ impl Followed for AllNodes {
         size_of::<FollowedNode>()
     }
 
-    fn holds_nothing(_: &FollowedNode) -> bool {
-        false
+    fn importance(_: &FollowedNode) -> Importance {
+        Importance::MayHold
     }
 
     fn arrival(node: &FollowedNode) -> Option<Arrival> {
@@ -375,30 +454,52 @@ mod tests {
         json!({ "metadata": metadata, "spec": { "nodeName": "n1", "containers": containers } }).to_string()
     }
 
-    #[test]
-    fn the_agent_keeps_only_requests_for_gpus_and_no_images_of_pods_that_have_ended() {
+    fn pods_of_node() -> PodsOfNode {
         let node = NodeName::parse("n1").unwrap();
-        let kind = PodsOfNode::new(node, LabelKeys::default()).with_resources(["nvidia.com/gpu"]);
+        PodsOfNode::new(node, LabelKeys::default()).with_resources(["nvidia.com/gpu", "nvidia.com/gpumem"])
+    }
+
+    #[test]
+    fn the_agent_keeps_only_requests_for_gpus_images_of_containers_with_an_id_and_little_of_a_pod_that_has_ended() {
+        let kind = pods_of_node();
         let limits = |_: usize| -> Value {
             let other = (0..31).map(|number| (format!("a/b{number:02}"), json!("1")));
             other.chain([("nvidia.com/gpu".to_owned(), json!("1"))]).collect::<serde_json::Map<_, _>>().into()
         };
         let mut object: Value = serde_json::from_str(&pod(&json!({ "hami.io/x": "1" }), limits)).unwrap();
-        object["spec"]["containers"][0]["image"] = "train:1".into();
-        for (phase, image) in [("Running", Some("train:1")), ("Succeeded", None), ("Failed", None)] {
-            object["status"] = json!({ "phase": phase });
+        for place in [0, 1] {
+            object["spec"]["containers"][place]["image"] = "train:1".into();
+        }
+        let ids = json!([{ "name": "c0", "containerID": format!("containerd://{}", "a".repeat(64)) }]);
+        for (phase, claim, containers, image) in [
+            ("Running", Value::Null, 100, Some("train:1")),
+            ("Running", json!("x"), 100, Some("train:1")),
+            ("Succeeded", Value::Null, 1, None),
+            ("Failed", Value::Null, 1, None),
+            ("Failed", json!("x"), 100, None),
+        ] {
+            object["status"] = json!({ "phase": phase, "containerStatuses": ids });
+            object["metadata"]["annotations"][ALLOCATED] = claim.clone();
+            if claim.is_null() {
+                object["metadata"]["annotations"].as_object_mut().unwrap().remove(ALLOCATED);
+            }
             let kept = kind.decode(&object.to_string()).unwrap();
-            assert_eq!((kept.containers.len(), kept.containers[0].image.as_deref()), (100, image), "{phase}");
-            let gpus: Vec<_> = kept.containers.iter().map(|container| container.limit("nvidia.com/gpu")).collect();
-            assert!(gpus.iter().all(|gpus| *gpus == Some("1")), "an agent knows the slots of a pod that has ended");
-            assert!(kept.containers.iter().all(|container| container.limits.len() == 1));
+            assert_eq!(
+                (kept.containers.len(), kept.containers.capacity()),
+                (containers, containers),
+                "{phase} {claim}"
+            );
+            let images: Vec<_> = kept.containers.iter().filter_map(|container| container.image.as_deref()).collect();
+            assert_eq!(images, Vec::from_iter(image), "{phase} {claim}");
+            let gpus = |container: &PodContainer| container.limit("nvidia.com/gpu") == Some("1");
+            assert!(kept.containers.iter().all(|container| gpus(container) && container.limits.len() == 1));
             assert_eq!(kept.annotation("hami.io/x"), Some("1"));
         }
     }
 
     #[test]
     fn each_text_of_a_pod_counts_in_its_memory() {
-        let kind = PodsOfNode::new(NodeName::parse("n1").unwrap(), [Arc::from("team")].into());
+        let kind = NodePods { label_keys: [Arc::from("team")].into() };
         let owner = json!({ "apiVersion": "x", "kind": "x", "name": "x", "uid": "x", "controller": true });
         let container = json!({ "name": "x", "image": "x", "resources": { "limits": { "a/b": "x" } } });
         let object = json!({
@@ -434,6 +535,44 @@ mod tests {
         let mut more = object.clone();
         more["spec"]["containers"] = (0..128).map(|_| object["spec"]["containers"][0].clone()).collect();
         assert!(memory(&more) - memory(&object) > 127 * 100);
+    fn of_a_pod_without_gpus_the_agent_keeps_only_containers_that_the_kubelet_has_begun_with() {
+        let mut object: Value = serde_json::from_str(&pod(&json!({}), |_| json!({ "nvidia.com/gpu": "0" }))).unwrap();
+        assert!(pods_of_node().decode(&object.to_string()).unwrap().containers.is_empty());
+        object["status"]["containerStatuses"] =
+            json!([{ "name": "c7", "state": { "waiting": { "reason": "ImagePullBackOff" } } }]);
+        let kept = pods_of_node().decode(&object.to_string()).unwrap();
+        let names: Vec<&str> = kept.containers.iter().map(|container| &*container.name).collect();
+        assert_eq!(names, ["c7"]);
+    }
+
+    #[test]
+    fn a_pod_matters_to_its_agent_by_what_only_a_scheduler_and_the_kubelet_write() {
+        let begun = json!({ "phase": "Pending", "containerStatuses": [{ "name": "c9", "state": { "waiting": {} } }] });
+        let running = json!({ "phase": "Running" });
+        let [pending, ended] = ["Pending", "Failed"].map(|phase| json!({ "phase": phase }));
+        let claim = json!({ ALLOCATED: "x" });
+        let long = json!({ ALLOCATED: "x".repeat(MAX_ANNOTATIONS) });
+        let mirror = json!({ "kubernetes.io/config.mirror": "x", "hami.io/x": "y" });
+        let (none, gpu) = (json!({}), json!({ "nvidia.com/gpu": "1" }));
+        for (annotations, limits, status, importance) in [
+            (&mirror, &none, &pending, Importance::HoldsNothing),
+            (&mirror, &json!({ "nvidia.com/gpu": "0", "a/b": "1" }), &pending, Importance::HoldsNothing),
+            (&claim, &gpu, &ended, Importance::HoldsNothing),
+            (&mirror, &gpu, &ended, Importance::HoldsNothing),
+            (&mirror, &none, &begun, Importance::Named),
+            (&mirror, &none, &running, Importance::Named),
+            (&mirror, &gpu, &pending, Importance::Unproven),
+            (&mirror, &json!({ "nvidia.com/gpumem": "1" }), &pending, Importance::Unproven),
+            (&mirror, &gpu, &begun, Importance::MayHold),
+            (&mirror, &gpu, &running, Importance::MayHold),
+            (&claim, &gpu, &pending, Importance::MayHold),
+            (&long, &none, &pending, Importance::MayHold),
+        ] {
+            let mut object: Value = serde_json::from_str(&pod(annotations, |_| limits.clone())).unwrap();
+            object["status"] = status.clone();
+            let kept = pods_of_node().decode(&object.to_string()).unwrap();
+            assert_eq!(PodsOfNode::importance(&kept), importance, "{annotations:.60} {limits} {status}");
+        }
     }
 
     #[test]
@@ -453,11 +592,13 @@ mod tests {
             (ended(pod(&claim, gpu)), true),
             (unbound(pod(&claim, gpu)), true),
         ] {
-            assert_eq!(AllPods::holds_nothing(&kind.decode(&text).unwrap()), holds_nothing, "{text:.200}");
+            let importance = AllPods::importance(&kind.decode(&text).unwrap());
+            assert_eq!(importance == Importance::HoldsNothing, holds_nothing, "{text:.200}");
         }
         let needing = kind.needing(BTreeSet::from(["b".into()]));
-        assert!(!AllPods::holds_nothing(&needing.decode(&pod(&json!({}), none)).unwrap()));
-        assert!(AllPods::holds_nothing(&needing.decode(&ended(pod(&json!({}), none))).unwrap()));
+        let importance = |text: String| AllPods::importance(&needing.decode(&text).unwrap());
+        assert_eq!(importance(pod(&json!({}), none)), Importance::MayHold);
+        assert_eq!(importance(ended(pod(&json!({}), none))), Importance::HoldsNothing);
     }
 
     #[test]

@@ -17,7 +17,7 @@
 //! What must never happen here: an object that is gone because a list or a cache does not show it; an older version in
 //! the place of a newer one.
 
-use crate::kind::{Followed, PodsOfNode};
+use crate::kind::{Followed, Importance, PodsOfNode};
 use model::pod::PodList;
 use model::time::{Arrival, WallTime};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +43,7 @@ pub enum Delta<O> {
         /// How that is known.
         evidence: GoneEvidence,
     },
-    /// The object holds no devices, and an object that may hold some needs its place. It still exists at the API server.
+    /// An object that matters more needs its place ([`Importance`]). It still exists at the API server.
     LeftOut(Arc<O>),
 }
 
@@ -64,8 +64,8 @@ pub struct Store<K: Followed> {
     held: BTreeMap<K::Uid, Arc<K::Object>>,
     /// Bytes of memory that they take.
     bytes: usize,
-    /// The objects in `held` that hold no devices. They lose their places first.
-    holding_nothing: BTreeSet<K::Uid>,
+    /// The objects in `held` that matter less than others. Those that matter least lose their places first.
+    replaceable: BTreeMap<Importance, BTreeSet<K::Uid>>,
     /// Objects whose newest version could not be read; bounded like `held`.
     unreadable: BTreeSet<K::Uid>,
     /// Objects that have left `unreadable` since this list was last taken: they are gone, or can be read again.
@@ -112,7 +112,7 @@ impl<K: Followed> Default for Store<K> {
         Store {
             held: BTreeMap::new(),
             bytes: 0,
-            holding_nothing: BTreeSet::new(),
+            replaceable: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             settled: Vec::new(),
             left_out: BTreeSet::new(),
@@ -261,7 +261,8 @@ impl<K: Followed> Store<K> {
             }
         }
         self.settle(&uid);
-        if held.is_none() && !self.make_place(&object) {
+        let importance = K::importance(&object);
+        if held.is_none() && !self.make_place(&object, importance) {
             self.leave_out(uid);
             return;
         }
@@ -281,32 +282,36 @@ impl<K: Followed> Store<K> {
         let after = Arc::new(object);
         self.remove(&uid);
         self.bytes += K::memory(&after);
-        if K::holds_nothing(&after) {
-            self.holding_nothing.insert(uid.clone());
+        if importance < Importance::MayHold {
+            self.replaceable.entry(importance).or_default().insert(uid.clone());
         }
         self.held.insert(uid, Arc::clone(&after));
         self.deltas.push(match held {
             Some(before) => Delta::Changed { before, after },
             None => Delta::Added(after),
         });
-        while !has_room::<K>(self.held.len(), self.bytes) && self.leave_out_one() {}
+        while !has_room::<K>(self.held.len(), self.bytes) && self.leave_out_one(Importance::MayHold) {}
     }
 
-    /// Whether a new object can be held. If the store is full, objects that hold no devices are removed for one that may hold
-    /// some.
-    fn make_place(&mut self, object: &K::Object) -> bool {
+    /// Whether a new object can be held. If the store is full, objects that matter less are removed for it, those that matter least
+    /// first.
+    fn make_place(&mut self, object: &K::Object, importance: Importance) -> bool {
+        if importance == Importance::Unproven && self.is_full_of_unproven() {
+            return false;
+        }
         let memory = K::memory(object);
         while !has_room::<K>(self.held.len() + 1, self.bytes + memory) {
-            if K::holds_nothing(object) || !self.leave_out_one() {
+            if !self.leave_out_one(importance) {
                 return false;
             }
         }
         true
     }
 
-    /// Removes an object that holds no devices; `false` if there is none.
-    fn leave_out_one(&mut self) -> bool {
-        let Some(least) = self.holding_nothing.first().cloned() else { return false };
+    /// Removes the object that matters least, if it matters less than `importance`; `false` if there is none.
+    fn leave_out_one(&mut self, importance: Importance) -> bool {
+        let mut lesser = self.replaceable.range(..importance);
+        let Some(least) = lesser.find_map(|(_, uids)| uids.first().cloned()) else { return false };
         let gone = self.remove(&least);
         self.deltas.extend(gone.map(Delta::LeftOut));
         self.leave_out(least);
@@ -314,10 +319,16 @@ impl<K: Followed> Store<K> {
     }
 
     fn remove(&mut self, uid: &K::Uid) -> Option<Arc<K::Object>> {
-        self.holding_nothing.remove(uid);
+        for uids in self.replaceable.values_mut() {
+            uids.remove(uid);
+        }
         let gone = self.held.remove(uid)?;
         self.bytes -= K::memory(&gone);
         Some(gone)
+    }
+
+    fn is_full_of_unproven(&self) -> bool {
+        self.replaceable.get(&Importance::Unproven).is_some_and(|uids| uids.len() >= K::MOST_UNPROVEN)
     }
 
     /// Counts an object that is not held, once.
@@ -365,7 +376,7 @@ mod tests {
     use crate::kind::AllPods;
     use crate::read_objects::ReadObjects;
     use model::id::PodUid;
-    use model::pod::{MAX_POD_OBJECTS, Pod};
+    use model::pod::{MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod, PodPhase};
     use model::pod_memory::MAX_NODE_PODS_BYTES;
 
     type Pods = Store<PodsOfNode>;
@@ -550,10 +561,10 @@ mod tests {
         let mut read = ReadObjects::<PodsOfNode>::default();
         read.add(of(0..MOST - 1, "Failed"), &store);
         assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, 0));
-        // The pods that hold nothing are left out, unless the store has them.
+        // The last of the pods that hold nothing are left out, unless the store has them.
         read.add(of(100..120, "Failed"), &store);
-        assert_eq!((read.objects.len(), read.left_out.len()), (20, MOST - 1));
-        // Then the last ones.
+        assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, 20));
+        // Then all of them, and the last of the others.
         read.add(of(200..200 + MOST, "Running"), &store);
         assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, MOST - 1 + 21));
         assert!((100..120).all(|number| !read.left_out.contains(&uid(number))));
@@ -587,6 +598,73 @@ mod tests {
             deleted(&mut store, number, None);
         }
         assert_eq!((counted(&store), store.list().unreadable), ((0, 0), 0));
+    }
+
+    /// A pod that requests a GPU, and of which the kubelet has reported this state of its container.
+    fn gpu_pod(number: usize, state: &str) -> ReadPod {
+        let json = format!(
+            r#"{{"metadata":{{"name":"p{number}","namespace":"ml","uid":"{number:032x}"}},
+            "spec":{{"containers":[{{"name":"main","resources":{{"limits":{{"nvidia.com/gpu":"1"}}}}}}]}},
+            "status":{{"phase":"Pending","containerStatuses":[{{"name":"main","state":{{{state}}}}}]}}}}"#
+        );
+        Ok(wire::pod::decode(json.as_bytes()).unwrap())
+    }
+
+    const WAITING: &str = r#""waiting":{}"#;
+
+    /// A user's pods that look like mirrors of static pods: the kubelet does not begin with them, and finalizers keep them.
+    #[test]
+    fn pods_that_the_kubelet_does_not_begin_with_keep_no_place_from_a_pod_that_it_begins_with() {
+        let mut store = Pods::default();
+        let holds = |store: &Pods, number: usize| store.get(&uid(number)).is_some();
+        let [plain, asking, late] = [MAX_POD_OBJECTS + 10, MAX_POD_OBJECTS + 11, MAX_POD_OBJECTS + 12];
+        listed(&mut store, (0..MAX_POD_OBJECTS).map(|number| pod(number, "Pending")).collect());
+        applied(&mut store, pod(plain, "Pending"));
+        assert!(!holds(&store, plain), "it matters as little as the others");
+        applied(&mut store, pod(plain, "Running"));
+        applied(&mut store, gpu_pod(asking, ""));
+        assert!(holds(&store, plain) && holds(&store, asking));
+        assert_eq!((store.list().pods.len(), store.list().left_out), (MAX_POD_OBJECTS, 2));
+        // Now they request GPUs too.
+        for number in 0..MAX_POD_OBJECTS {
+            deleted(&mut store, number, None);
+            applied(&mut store, gpu_pod(number, ""));
+        }
+        assert_eq!(store.list().pods.len(), MAX_UNPROVEN_PODS + 1, "more places are left");
+        assert_eq!(store.list().left_out as usize, MAX_POD_OBJECTS + 1 - MAX_UNPROVEN_PODS);
+        applied(&mut store, gpu_pod(late, ""));
+        assert!(holds(&store, plain) && !holds(&store, late));
+        applied(&mut store, gpu_pod(late, WAITING));
+        assert!(holds(&store, plain) && holds(&store, late), "the kubelet has begun with it");
+    }
+
+    #[test]
+    fn a_full_store_gives_the_places_of_the_pods_that_matter_least_first() {
+        let mut store = Pods::default();
+        let (unproven, named) = (MAX_UNPROVEN_PODS, MAX_POD_OBJECTS - 2);
+        listed(&mut store, (0..unproven).map(|number| gpu_pod(number, "")).collect());
+        (unproven..named).for_each(|number| drop(applied(&mut store, pod(number, "Running"))));
+        (named..MAX_POD_OBJECTS).for_each(|number| drop(applied(&mut store, pod(number, "Succeeded"))));
+        store.take_deltas();
+        let mut lost = |number: usize, state: &str| {
+            applied(&mut store, gpu_pod(number, state));
+            let deltas = store.take_deltas();
+            deltas.into_iter().find_map(|delta| match delta {
+                Delta::LeftOut(pod) => Some(pod.phase),
+                _ => None,
+            })
+        };
+        let [running, ended] = [PodPhase::Running, PodPhase::Succeeded].map(Some);
+        let first = MAX_POD_OBJECTS + 1;
+        let order: Vec<_> = (first..first + 3).map(|number| lost(number, WAITING)).collect();
+        assert_eq!(order, [ended, ended, running]);
+        let last = first + MAX_POD_OBJECTS - unproven;
+        (first + 3..last).for_each(|number| assert_eq!(lost(number, WAITING), running, "{number}"));
+        assert_eq!(
+            lost(last, WAITING),
+            Some(PodPhase::Pending),
+            "pods that may hold GPUs come before those that only request them"
+        );
     }
 
     #[test]

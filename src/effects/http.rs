@@ -229,6 +229,11 @@ mod tests {
         view.plugin = Some(Arc::new(model::plugin::PluginView { lacks: Some("no CDI spec".into()), ..plugin }));
         served.view.send(Arc::new(view.clone())).unwrap();
         assert!(served.get("/readyz", "").text().contains("\nno CDI spec\n"));
+        view.pod_watch.as_mut().unwrap().left_out = 7;
+        served.view.send(Arc::new(view.clone())).unwrap();
+        let crowded =
+            format!("{pod_watch}; 7 pods are too many to keep: delete pods of this node that are not needed\n");
+        assert!(served.get("/readyz", "").text().contains(&crowded));
         view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
         view.pod_watch = None;
         view.plugin = None;

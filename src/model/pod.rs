@@ -7,6 +7,10 @@ use std::sync::Arc;
 /// Upper bound on the pods of one node. The kubelet's default limit is 110, and the largest supported setup has about
 /// 500. Pods that have ended stay at the API server until they are deleted, so there is room for as many again.
 pub const MAX_POD_OBJECTS: usize = 1024;
+/// Upper bound on those pods of one node that request GPUs while nothing shows that they get any: no scheduler has given them a
+/// claim, and the kubelet has not begun with them. The kubelet begins within seconds with all pods that it admits. So this is twice
+/// its default limit, for a node that fills up at once. Everyone who may create pods can create any number of them.
+pub const MAX_UNPROVEN_PODS: usize = 256;
 /// Upper bound on the pods of a cluster: twice the number that Kubernetes supports, because pods that have ended count too.
 pub const MAX_CLUSTER_PODS: usize = 300_000;
 /// Upper bound on the containers of one pod: an object of 1.5 MiB could name thousands, but the kubelet starts dozens.
@@ -230,7 +234,8 @@ impl PodContainer {
 pub struct PodList {
     /// The pods, ordered by UID, at most [`MAX_POD_OBJECTS`] and [`MAX_NODE_PODS_BYTES`](crate::pod_memory::MAX_NODE_PODS_BYTES).
     pub pods: Vec<Arc<Pod>>,
-    /// Number of pods beyond these bounds; at most as many again are counted. Pods that have ended are left out first.
+    /// Number of pods beyond these bounds or beyond [`MAX_UNPROVEN_PODS`]; at most as many again are counted. Those that hold no GPU
+    /// are left out first: pods that have ended, and pods that request none.
     pub left_out: u32,
     /// Number of pods whose newest version could not be parsed. If an older version could be parsed, it is in `pods`.
     pub unreadable: u32,

@@ -4,8 +4,8 @@ use lab::eventually::eventually;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
 use proto::device_plugin::registration_server::{Registration, RegistrationServer};
 use proto::device_plugin::{
-    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, PreferredAllocationRequest,
-    RegisterRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, PreStartContainerRequest,
+    PreferredAllocationRequest, RegisterRequest,
 };
 use serde_json::json;
 use std::fs;
@@ -73,6 +73,16 @@ impl Kubelet {
             plugin.allocate(AllocateRequest { container_requests: vec![container] }).await.unwrap();
         });
         self.writes_checkpoint(uid, slot);
+    }
+
+    /// Calls `PreStartContainer` for the container with this slot. Returns the plugin's refusal.
+    pub(crate) fn starts(&self, slot: &str) -> Result<(), String> {
+        let socket = self.plugin();
+        self.runtime.block_on(async {
+            let mut plugin = DevicePluginClient::new(connect(&socket).await.unwrap());
+            let request = PreStartContainerRequest { device_ids: vec![slot.to_owned()] };
+            plugin.pre_start_container(request).await.map(drop).map_err(|status| status.message().to_owned())
+        })
     }
 
     /// The slot that the plugin prefers among these.

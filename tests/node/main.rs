@@ -20,6 +20,8 @@ mod bad_host;
 #[cfg(test)]
 mod crowd;
 #[cfg(test)]
+mod crowded_pods;
+#[cfg(test)]
 mod wall_clock;
 #[cfg(test)]
 mod journald;

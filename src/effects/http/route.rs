@@ -11,7 +11,7 @@ use model::gpu::MissingGpu;
 use model::guard::PolicyGuard;
 use model::observation::GpuSourceState;
 use model::plugin::{CdiState, PluginView, RegistrationState};
-use model::view::NodeView;
+use model::view::{NodeView, PodWatchView};
 use serve::answer_body::{AnswerBody, AnswerBuffer, AnswerBuffers};
 use serve::answer_queue::AnswerQueue;
 use serve::caller::{Access, BearerToken, Condition, Ends};
@@ -176,13 +176,16 @@ impl Routes {
             let states = [cdi(plugin), lacks(plugin), guard(plugin), withheld].concat();
             format!("\n{} at kubelet: {standing}{states}", plugin.resource)
         });
-        let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
-        let watch = watch.map_or_else(String::new, |watch| {
+        let watch = view.pod_watch.as_ref().map_or_else(String::new, |PodWatchView { watch, left_out, .. }| {
             let last_message = watch.last_received.map(|at| (self.settings.clock)().monotonic.since(at).as_secs());
             let last_message =
                 last_message.map_or_else(|| "not heard yet".to_owned(), |age| format!("heard {age} s ago"));
             let broken = if watch.broken.is_some() { ", broken" } else { "" };
-            format!("\nwatch of pods at the API server: {last_message}{broken}")
+            let left_out = match left_out {
+                0 => String::new(),
+                _ => format!("; {left_out} pods are too many to keep: delete pods of this node that are not needed"),
+            };
+            format!("\nwatch of pods at the API server: {last_message}{broken}{left_out}")
         });
         let driver = match view.gpu_source {
             GpuSourceState::Released { until } => {
