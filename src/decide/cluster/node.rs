@@ -196,17 +196,19 @@ impl NodeClaims {
         self.static_pods.names(uid).filter_map(|name| link.stage(name)).max()
     }
 
-    /// Whether the agent refuses every start of the pod, or will do so, and sees no process of it. Then the pod holds no GPU. An
-    /// agent that refuses pods without a claim also refuses a claim on a device that its node does not have.
+    /// Whether the agent refuses every start of the pod, or will do so. Then the pod holds no GPU. An agent that refuses pods
+    /// without a claim also refuses a claim on a device that its node does not have.
+    ///
+    /// A container that requests no GPU runs all the same, and may open GPUs by `NVIDIA_VISIBLE_DEVICES`. Its processes count as
+    /// those of a pod that requests none, as long as the API server shows that no container with a request has run.
     fn holds_none(&self, uid: &PodUid, claim: UnknownClaim) -> bool {
         let refuses = || self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed);
-        let refused = match self.stage(uid) {
-            Some(PodStage::Refused) => true,
+        match self.stage(uid) {
+            Some(PodStage::Refused) => claim == UnknownClaim::NotStarted || !self.runs(uid),
             // The kubelet has not asked this agent for its devices yet.
-            None | Some(PodStage::Waiting) => claim == UnknownClaim::NotStarted && refuses(),
+            None | Some(PodStage::Waiting) => claim == UnknownClaim::NotStarted && refuses() && !self.runs(uid),
             Some(PodStage::Allocated | PodStage::Started | PodStage::Ended) => false,
-        };
-        refused && !self.runs(uid)
+        }
     }
 
     /// Whether the agent has seen a container of the pod start.

@@ -139,8 +139,20 @@ fn a_pod_that_its_agent_refuses_closes_no_node() {
     let pod = slice(1, 1000);
     assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
     assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
+    // Another container of the pod runs, and has opened a GPU by `NVIDIA_VISIBLE_DEVICES`.
     serving(&mut cluster, &[(&other.uid, PodStage::Refused, 1)]);
+    assert_eq!(closed(&cluster), None);
+    assert_eq!(cluster.filter(slice(2, 1000), names(1), NOW).fit, [0], "as with a pod that requests no GPU");
+    // A container that requests a GPU has run, whatever the agent says.
+    let started = |started| {
+        let shown = bound(&other, &name(0), PodClaim::None);
+        BoundPod { gpu_pod: shown.gpu_pod.clone().map(|pod| GpuPod { started, ..pod }), ..shown }
+    };
+    cluster.pod_is(&other.uid, Some(&started(true)));
     assert_eq!(closed(&cluster), why, "processes of the pod exist");
+    serving(&mut cluster, &[(&other.uid, PodStage::Refused, 0)]);
+    assert_eq!(closed(&cluster), None);
+    cluster.pod_is(&other.uid, Some(&started(false)));
     // The agent has other settings now.
     serving(&mut cluster, &[(&other.uid, PodStage::Started, 0)]);
     assert_eq!(closed(&cluster), why);
@@ -654,11 +666,13 @@ fn a_claim_on_a_device_that_the_agent_has_withdrawn_takes_nothing_of_the_others(
     cluster.forget_agents();
     assert_eq!(closed(&cluster), unknown, "a process that no longer leads has no reports");
     // A user may bind pods with such claims by hand, again and again.
-    for stages in [&[][..], &[(&other.uid, PodStage::Waiting, 0)], &[(&other.uid, PodStage::Refused, 0)]] {
+    let [waiting, refused, beside] = [(PodStage::Waiting, 0), (PodStage::Refused, 0), (PodStage::Refused, 1)]
+        .map(|(stage, processes)| [(&other.uid, stage, processes)]);
+    for stages in [&[][..], &waiting, &refused, &beside] {
         refusing(&mut cluster, stages);
         assert_eq!(closed(&cluster), None, "the agent refuses it: {stages:?}");
     }
-    for (stage, processes) in [(PodStage::Allocated, 0), (PodStage::Refused, 1), (PodStage::Started, 0)] {
+    for (stage, processes) in [(PodStage::Allocated, 0), (PodStage::Started, 0)] {
         refusing(&mut cluster, &[(&other.uid, stage, processes)]);
         assert_eq!(closed(&cluster), unknown, "{stage:?} {processes}");
     }
