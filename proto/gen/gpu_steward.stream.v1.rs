@@ -51,7 +51,7 @@ pub struct NodeChange {
     /// Pods that are new or have changed, with all fields.
     #[prost(message, repeated, tag = "5")]
     pub pods: ::prost::alloc::vec::Vec<PodReport>,
-    /// UIDs of pods that have ended: the agent sees no process of them, and they hold no device.
+    /// UIDs of pods that have ended: the agent sees no process and no container of them, and they hold no device.
     #[prost(string, repeated, tag = "6")]
     pub pods_gone: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// As in `NodeFull`.
@@ -106,7 +106,8 @@ pub struct ReadingState {
     #[prost(uint32, optional, tag = "3")]
     pub nvml_error: ::core::option::Option<u32>,
 }
-/// One pod that requests GPUs, or has processes on a GPU.
+/// One pod that requests GPUs, or has processes on a GPU. The agent leaves out what runs in pods of which it knows that no
+/// container got a GPU.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PodReport {
     #[prost(string, tag = "1")]
@@ -116,6 +117,11 @@ pub struct PodReport {
     /// What its processes use of each GPU.
     #[prost(message, repeated, tag = "3")]
     pub uses: ::prost::alloc::vec::Vec<GpuUse>,
+    /// Whether a container of the pod exists or is starting: it may start a process on a GPU at any moment, even after the
+    /// pod is gone from the API server. Agents of earlier releases do not send it; leaders of earlier releases do not read
+    /// it.
+    #[prost(bool, tag = "4")]
+    pub has_containers: bool,
 }
 /// What the processes of one pod use of one GPU or MIG instance.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -246,7 +252,7 @@ pub enum Stage {
     Allocated = 2,
     /// One of its containers has its devices.
     Started = 3,
-    /// It has ended or is not known, and its processes still use a GPU.
+    /// It has ended or is not known. Its processes still use a GPU, or its containers still exist.
     Ended = 4,
     /// The kubelet has called `Allocate` for all of its containers, and the agent refuses their start, because it has no
     /// claim, its request cannot be read, or its claim names a device that the node does not have: it holds no device.

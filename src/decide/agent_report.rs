@@ -1,5 +1,9 @@
 //! Makes the report of an agent from the node view and from the start stages of the pods.
+//!
+//! A pod is in the report while its containers exist, even if the API server has forgotten it: it may start a process on its GPUs at
+//! any moment. Of pods of which no container got a GPU, processes and containers are left out: they count like those of the host.
 
+use crate::gone_pods::has_containers;
 use model::agent_stream::{
     AgentPhase, AgentReport, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USES, PodStage, ReportedGpu,
     ReportedPod, ReportedUse, ReportedUses,
@@ -23,6 +27,12 @@ pub struct SharingStages {
     pub refuses_unclaimed: bool,
     /// How far each GPU pod that has not finished has come.
     pub pods: BTreeMap<PodUid, PodStage>,
+    /// Pods of which a container is starting.
+    pub starting: BTreeSet<PodUid>,
+    /// Pods that have ended or are gone, with the devices of their claims. Not all of them have containers.
+    pub gone: BTreeMap<PodUid, BTreeSet<GpuUuid>>,
+    /// Pods of which no container got a GPU, as far as their containers are not gone.
+    pub without_gpus: BTreeSet<PodUid>,
     /// Devices that pods claim, that this node has or had, and that it does not offer.
     pub withdrawn: BTreeSet<GpuUuid>,
 }
@@ -44,26 +54,44 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
     let instances = instances.map(|(gpu, own)| (own.uuid.clone(), instance_of(gpu, own, now)));
     report.gpus = gpus.chain(instances).take(MAX_REPORTED_GPUS).collect();
     report.withdrawn.clone_from(&stages.withdrawn);
-    let mut pods: Vec<(PodUid, ReportedPod)> = stages
-        .pods
-        .iter()
-        .map(|(uid, stage)| (uid.clone(), ReportedPod { stage: *stage, uses: ReportedUses::default() }))
-        .collect();
+    let starts = |uid: &PodUid| stages.starting.contains(uid);
+    let listed = |(uid, stage): (&PodUid, &PodStage)| {
+        (uid.clone(), ReportedPod { stage: *stage, has_containers: starts(uid), uses: ReportedUses::default() })
+    };
+    let mut pods: Vec<(PodUid, ReportedPod)> = stages.pods.iter().map(listed).collect();
     // By stage, waiting pods come before started ones. Refused pods come last: if one is left out, the leader closes the node.
     pods.sort_by_key(|(_, pod)| (pod.stage == PodStage::Refused, pod.stage));
     report.pods = pods.into_iter().take(MAX_REPORTED_PODS).collect();
-    for pod in view.pods.iter().filter(|pod| pod.gpus.iter().any(|used| used.processes > 0)) {
-        let (uses, full) = (uses(&pod.gpus, now), report.pods.len() >= MAX_REPORTED_PODS);
-        match report.pods.get_mut(&pod.uid) {
-            Some(reported) => reported.uses = uses,
-            None if !full => {
-                // The pod is no longer a GPU pod of this node, or never was.
-                report.pods.insert(pod.uid.clone(), ReportedPod { stage: PodStage::Ended, uses });
-            }
-            None => {}
+    add_running(&mut report, view, stages);
+    report
+}
+
+/// Adds what runs on the node: to the GPU pods their containers and what they use, and the other pods that run and may hold GPUs.
+fn add_running(report: &mut AgentReport, view: &NodeView, stages: &SharingStages) {
+    let starts = |uid: &PodUid| stages.starting.contains(uid);
+    // A pod that is starting may have no cgroup yet.
+    let starting = stages.starting.iter().map(|uid| (uid, true, &[][..]));
+    let seen = view.pods.iter().map(|pod| (&pod.uid, has_containers(pod) || starts(&pod.uid), &pod.gpus[..]));
+    let may_hold = |(uid, ..): &(&PodUid, bool, &[GpuUse])| !stages.without_gpus.contains(*uid);
+    let mut others = BTreeMap::new();
+    for (uid, has_containers, gpus) in starting.chain(seen).filter(may_hold) {
+        let uses = uses(gpus, view.now.monotonic);
+        if let Some(reported) = report.pods.get_mut(uid) {
+            (reported.has_containers, reported.uses) = (has_containers, uses.into());
+        } else if has_containers || !uses.is_empty() {
+            // The pod is no longer a GPU pod of this node, never was, or is not known yet.
+            others.insert(uid.clone(), (has_containers, uses));
         }
     }
-    report
+    let room = MAX_REPORTED_PODS.saturating_sub(report.pods.len());
+    for (uid, (has_containers, mut uses)) in others.into_iter().take(room) {
+        // A leader that does not know the claim learns from these which GPUs the containers may use.
+        for device in stages.gone.get(&uid).into_iter().flatten().take(MAX_REPORTED_USES - uses.len()) {
+            let unused = ReportedUse { processes: 0, memory_used: ReportedReading::UNKNOWN };
+            uses.entry(device.clone()).or_insert(unused);
+        }
+        report.pods.insert(uid, ReportedPod { stage: PodStage::Ended, has_containers, uses: uses.into() });
+    }
 }
 
 /// The number of processes that `counted` finds in the process list of a GPU. It is absent while there is no list, so that the
@@ -104,7 +132,7 @@ fn gpu_of(gpu: &GpuView, now: Monotonic) -> ReportedGpu {
 }
 
 /// The use of one pod, by the device that its processes run on. A sum is absent if one of its parts is absent.
-fn uses(gpus: &[GpuUse], now: Monotonic) -> ReportedUses {
+fn uses(gpus: &[GpuUse], now: Monotonic) -> BTreeMap<GpuUuid, ReportedUse> {
     let mut uses: BTreeMap<GpuUuid, ReportedUse> = BTreeMap::new();
     for used in gpus.iter().filter(|used| used.processes > 0).take(MAX_REPORTED_USES) {
         let device = used.mig.as_ref().unwrap_or(&used.gpu).clone();
@@ -116,7 +144,7 @@ fn uses(gpus: &[GpuUse], now: Monotonic) -> ReportedUses {
             })
             .or_insert(ReportedUse { processes: used.processes, memory_used: memory });
     }
-    uses.into()
+    uses
 }
 
 #[cfg(test)]
@@ -190,6 +218,53 @@ mod tests {
         let sum = report.pods[&uid(3)].uses.iter().next().unwrap().1;
         let why = ReportedReading::Absent(Some(Absence::NotSupported));
         assert_eq!(sum.memory_used, why, "one part is not known");
+    }
+
+    #[test]
+    fn a_pod_is_reported_until_its_containers_are_gone_with_the_devices_of_its_claim() {
+        let device = GpuUuid::parse("GPU-1").unwrap();
+        let stages = SharingStages {
+            pods: BTreeMap::from([(uid(1), PodStage::Started), (uid(2), PodStage::Started)]),
+            starting: BTreeSet::from([uid(2), uid(6)]),
+            gone: BTreeMap::from([3, 5, 6].map(|n| (uid(n), BTreeSet::from([device.clone()])))),
+            ..SharingStages::default()
+        };
+        let mut view = view(Vec::new());
+        view.pods = vec![
+            fixtures::container_of(&uid(1), false),
+            fixtures::container_of(&uid(3), false),
+            fixtures::container_of(&uid(4), true),
+            fixtures::container_of(&uid(5), true),
+        ];
+        let report = report(&view, &stages, false);
+        let shown = |(uid, pod): (&PodUid, &ReportedPod)| {
+            (uid.clone(), pod.stage, pod.has_containers, pod.processes(), pod.uses.get(&device).is_some())
+        };
+        let expected = [
+            (uid(1), PodStage::Started, true, 0, false),
+            (uid(2), PodStage::Started, true, 0, false),
+            (uid(3), PodStage::Ended, true, 0, true),
+            (uid(6), PodStage::Ended, true, 0, true),
+        ];
+        assert_eq!(report.pods.iter().map(shown).collect::<Vec<_>>(), expected);
+    }
+
+    /// The leader would give a GPU to no other pod while a pod that is gone uses it, even if the pod never requested one.
+    #[test]
+    fn a_pod_that_holds_no_gpu_is_not_reported_even_if_it_uses_one() {
+        let stages = SharingStages {
+            pods: BTreeMap::from([(uid(3), PodStage::Refused)]),
+            without_gpus: BTreeSet::from([uid(1), uid(3)]),
+            ..SharingStages::default()
+        };
+        let view = view([1, 2, 3].map(|n| (uid(n), vec![used(None, 1, None)])).into());
+        let report = report(&view, &stages, false);
+        let shown = report.pods.iter().map(|(uid, pod)| (uid.clone(), pod.processes())).collect::<Vec<_>>();
+        assert_eq!(
+            shown,
+            [(uid(2), 1), (uid(3), 0)],
+            "a container of the third one is refused, and another one uses the GPU"
+        );
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! For tests: a GPU and its view before the first reading. Each test sets only the values that it needs.
+//! For tests: a GPU and its view before the first reading, and a pod with one container. Each test sets only the values that it needs.
 
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, Qos, RuntimeKind};
 use model::gpu::{Gpu, GpuSample};
 use model::hardware::Board;
-use model::id::GpuUuid;
+use model::id::{ContainerId, GpuUuid, PodUid};
 use model::incident::GpuCondition;
 use model::reading::Reading;
-use model::view::{GpuHealth, GpuView, SoleHolders};
+use model::view::{ContainerRates, ContainerView, GpuHealth, GpuView, PodView, SoleHolders};
 use std::sync::Arc;
 
 /// The GPU with this number.
@@ -51,4 +52,28 @@ pub(crate) fn view(gpu: Gpu) -> GpuView {
         xid_count: 0,
         implausible: Vec::new(),
     }
+}
+
+/// A pod with one container, which may be its sandbox.
+pub(crate) fn container_of(uid: &PodUid, sandbox: bool) -> PodView {
+    let id = ContainerId::parse(&"a".repeat(64)).unwrap();
+    let kind = CgroupKind::Container {
+        pod: Some((uid.clone(), Qos::Burstable)),
+        id: id.clone(),
+        runtime: RuntimeKind::Containerd,
+    };
+    let container = ContainerView {
+        id,
+        cgroup: Arc::new(CgroupIdentity { path: format!("/kubepods/pod{uid}/a").into(), kind }),
+        name: None,
+        sandbox,
+        image: None,
+        sample: CgroupSample::default(),
+        rates: ContainerRates::default(),
+        network: Reading::NOT_YET,
+        gpus: Vec::new(),
+        devices: Vec::new(),
+        holds: Vec::new(),
+    };
+    PodView { containers: vec![container], ..crate::pods::bare(uid) }
 }

@@ -46,6 +46,7 @@ pub mod node;
 pub mod ledger;
 pub mod placement;
 pub mod cluster;
+pub mod gone_pods;
 pub mod agent_report;
 pub mod report_pace;
 pub mod token_pace;

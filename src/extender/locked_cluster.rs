@@ -15,7 +15,7 @@ use decide::cluster::{
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
-use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedGpu, ReportedUses};
+use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedGpu, ReportedPod, ReportedUses};
 use model::claim::{BindOrder, ClaimOrigin, PodClaim};
 use model::followed_node::FollowedNode;
 use model::gpu_pod::{BoundPod, GpuPod};
@@ -432,7 +432,7 @@ impl LockedCluster {
             unreported.collect::<Vec<_>>().iter().for_each(|uid| cluster.pod_gone(uid));
         }
         if planted(PlantedMistake::ProcessesIgnored) {
-            report.pods.values_mut().for_each(|pod| pod.uses = ReportedUses::default());
+            report.pods.values_mut().for_each(without_processes);
         }
         if planted(PlantedMistake::NoListIsEmpty) {
             report.gpus.values_mut().for_each(lists_none);
@@ -449,7 +449,7 @@ impl LockedCluster {
         now: Monotonic,
     ) -> Result<(), ReportRefusal> {
         if planted(PlantedMistake::ProcessesIgnored) {
-            change.pods.values_mut().for_each(|pod| pod.uses = ReportedUses::default());
+            change.pods.values_mut().for_each(without_processes);
         }
         if planted(PlantedMistake::NoListIsEmpty) {
             change.gpus.values_mut().for_each(lists_none);
@@ -610,6 +610,11 @@ fn forget_init_containers(bound: Option<&mut BoundPod>) {
     for (_, shares) in requests.iter().zip(claim).filter(|(request, _)| request.role == ContainerRole::Init) {
         shares.clear();
     }
+}
+
+/// The mistake [`PlantedMistake::ProcessesIgnored`].
+fn without_processes(pod: &mut ReportedPod) {
+    (pod.has_containers, pod.uses) = (false, ReportedUses::default());
 }
 
 /// The mistake [`PlantedMistake::NoListIsEmpty`].

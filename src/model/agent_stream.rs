@@ -51,7 +51,7 @@ pub enum PodStage {
     Allocated,
     /// A container of the pod has its devices.
     Started,
-    /// The pod has ended or is not known, but still has processes on a GPU.
+    /// The pod has ended or is not known, but its containers or its processes on a GPU still exist.
     Ended,
 }
 
@@ -120,12 +120,15 @@ impl ReportedUses {
     }
 }
 
-/// One pod in a report: it requests GPUs, or has processes on one.
+/// One pod in a report: it requests GPUs, or has processes on one. Processes and containers of a pod of which no container got a GPU
+/// are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedPod {
     /// How far its start has come.
     pub stage: PodStage,
-    /// What its processes use.
+    /// Whether a container of it exists or is starting: then it may start a process on a GPU at any moment.
+    pub has_containers: bool,
+    /// What its processes use. A pod that is gone also has an entry, maybe without a process, for each device that it claimed.
     pub uses: ReportedUses,
 }
 
@@ -291,6 +294,7 @@ impl ReportedPod {
 
     fn differs(&self, sent: &ReportedPod) -> bool {
         self.stage != sent.stage
+            || self.has_containers != sent.has_containers
             || self.uses.iter().len() != sent.uses.iter().len()
             || self.uses.iter().any(|(device, now)| {
                 sent.uses.get(device).is_none_or(|sent| {
@@ -345,10 +349,14 @@ mod tests {
         PodUid::parse(&format!("{n:032x}")).unwrap()
     }
 
+    fn pod(stage: PodStage, uses: ReportedUses) -> ReportedPod {
+        ReportedPod { stage, has_containers: false, uses }
+    }
+
     fn report(used: u64) -> AgentReport {
         let mut report = AgentReport::of(NodeName::parse("n1").unwrap());
         report.gpus.insert(uuid(0), gpu(used));
-        report.pods.insert(uid(0), ReportedPod { stage: PodStage::Waiting, uses: ReportedUses::default() });
+        report.pods.insert(uid(0), pod(PodStage::Waiting, ReportedUses::default()));
         report
     }
 
@@ -379,7 +387,7 @@ mod tests {
         now.pods.clear();
         let uses =
             [(uuid(0), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN })].into_iter().collect();
-        now.pods.insert(uid(1), ReportedPod { stage: PodStage::Started, uses });
+        now.pods.insert(uid(1), pod(PodStage::Started, uses));
         now.gpus.insert(uuid(1), gpu(0));
         now.withdrawn.insert(uuid(2));
         let change = now.changes_since(&sent);
@@ -388,6 +396,9 @@ mod tests {
         applied.apply(change).unwrap();
         assert_eq!(applied, now);
         assert!(now.changes_since(&applied).is_empty(&applied));
+        now.pods.get_mut(&uid(1)).unwrap().has_containers = true;
+        applied.apply(now.changes_since(&applied)).unwrap();
+        assert_eq!(applied, now, "the end of the last container alone is sent");
         now.refuses_unclaimed = true;
         let change = now.changes_since(&applied);
         assert!(!change.is_empty(&applied));

@@ -138,7 +138,7 @@ fn pods(list: Vec<wire::PodReport>) -> Result<BTreeMap<PodUid, ReportedPod>, Bad
             Ok((uuid(&used.uuid)?, ReportedUse { processes: used.processes, memory_used }))
         };
         let uses = pod.uses.into_iter().map(used).collect::<Result<_, BadMessage>>()?;
-        Ok((uid(&pod.uid)?, ReportedPod { stage: stage(pod.stage), uses }))
+        Ok((uid(&pod.uid)?, ReportedPod { stage: stage(pod.stage), has_containers: pod.has_containers, uses }))
     };
     list.into_iter().map(pod).collect()
 }
@@ -246,6 +246,7 @@ fn from_pods(pods: &BTreeMap<PodUid, ReportedPod>) -> Vec<wire::PodReport> {
         uid: uid.to_string(),
         stage: stage(pod.stage).into(),
         uses: pod.uses.iter().map(used).collect(),
+        has_containers: pod.has_containers,
     };
     pods.iter().map(pod).collect()
 }
@@ -341,8 +342,8 @@ mod tests {
         use PodStage::{Allocated, Ended, Refused, Started, Waiting};
         let stages = vec![Refused, Waiting, Allocated, Started, Ended];
         let used = (any::<u32>(), bytes()).prop_map(|(processes, memory_used)| ReportedUse { processes, memory_used });
-        (prop::sample::select(stages), prop::collection::btree_map(gpu_uuid(), used, 0..4))
-            .prop_map(|(stage, uses)| ReportedPod { stage, uses: uses.into() })
+        (prop::sample::select(stages), any::<bool>(), prop::collection::btree_map(gpu_uuid(), used, 0..4))
+            .prop_map(|(stage, has_containers, uses)| ReportedPod { stage, has_containers, uses: uses.into() })
     }
 
     fn phases() -> impl Strategy<Value = AgentPhase> {
@@ -508,7 +509,7 @@ mod tests {
 
     #[test]
     fn what_a_later_version_says_proves_nothing_here() {
-        let pod = wire::PodReport { uid: "a".repeat(32), stage: 99, uses: Vec::new() };
+        let pod = wire::PodReport { uid: "a".repeat(32), stage: 99, ..wire::PodReport::default() };
         let full =
             wire::NodeFull { node: "n1".into(), phase: 99, binding: 99, pods: vec![pod], ..wire::NodeFull::default() };
         let message = wire::AgentMessage { version: 2, full: Some(full), change: None };

@@ -12,3 +12,4 @@ mod bad_calls;
 mod told_closings;
 mod readiness;
 mod freshness;
+mod forced_deletion;

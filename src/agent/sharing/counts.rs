@@ -4,15 +4,13 @@ use crate::event_log::log_withheld;
 use crate::guarding::Guards;
 use decide::agent_report::SharingStages;
 use effects::plugin::CallMeter;
-use model::agent_stream::PodStage;
 use model::claim::ContainerClaim;
-use model::id::{GpuUuid, PodUid};
 use model::limits::PodMemoryClaim;
 use model::observation::{ErrorCounter, Fact};
 use model::plugin::{CdiState, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
 use model::withheld::WithheldDevice;
 use sources::report::Reporter;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
@@ -107,17 +105,14 @@ impl Counts {
         self.stages.receiver_count() > 0
     }
 
-    /// Sets the stages of the node's pods, whether pods without a claim are refused, and the devices that pods claim and that
-    /// the node does not offer.
-    pub(super) fn stages_are(
-        &self,
-        pods: BTreeMap<PodUid, PodStage>,
-        refuses_unclaimed: bool,
-        withdrawn: BTreeSet<GpuUuid>,
-    ) {
+    /// Whether the agent is registered with the kubelet, and containers get their devices by CDI.
+    pub(super) fn serves(&self) -> bool {
         let registered = matches!(*self.registration.borrow(), RegistrationState::Registered);
-        let serves = registered && self.now.cdi == CdiState::Works;
-        let now = SharingStages { serves, refuses_unclaimed, pods, withdrawn };
+        registered && self.now.cdi == CdiState::Works
+    }
+
+    /// Sets the stages of the node's pods.
+    pub(super) fn stages_are(&self, now: SharingStages) {
         self.stages.send_if_modified(|before| {
             let changed = *before != now;
             *before = now;

@@ -5,7 +5,7 @@ use crate::event_log::{PodEvent, log_not_taken, log_pod_event};
 use decide::allocator::{HolderDisagreement, NodeAllocator, OtherHolding};
 use model::checkpoint::{CheckpointEntry, ForeignEntry};
 use model::file_stamp::FileStamp;
-use model::id::{GpuUuid, PodRef};
+use model::id::{GpuUuid, PodRef, PodUid};
 use model::observation::{ContainerDevices, ErrorCounter};
 use model::pod::{Pod, PodList};
 use model::time::Monotonic;
@@ -166,6 +166,12 @@ impl HolderSources {
         others.sort();
         others.dedup();
         others
+    }
+
+    /// The pods to which other plugins gave devices, or under other resources, by the checkpoint; the kubelet keeps the entries of a
+    /// pod that is gone until it needs their ids.
+    pub(super) fn foreign_pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.foreign.iter().map(|entry| &entry.holder.pod)
     }
 
     /// Asks PodResources for a list if not all of the checkpoint could be read the last time. A kubelet that has allocated

@@ -170,6 +170,8 @@ impl Sharing {
         let awaited = self.is_awaited(&bound);
         if let Some(first) = bound.first() {
             self.files.note_start(&first.limits.holder.pod, self.calls.disk());
+            let (uid, devices) = (&first.limits.holder.pod, first.limits.devices.iter());
+            self.gone.starts(uid, devices.map(|device| device.uuid.clone()), clock::monotonic());
         }
         effects::failpoint!("start-noted");
         let written = self.counts.writing();

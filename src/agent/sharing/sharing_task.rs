@@ -15,13 +15,15 @@ use super::runtime_cdi::{CdiEvent, RuntimeCdi};
 use super::ticket_issuer::{PrefetchEvent, TicketIssuer};
 use super::ticket_writer::Keeper;
 use crate::event_log::{PodEvent, log_pod_event};
+use decide::agent_report::SharingStages;
 use decide::allocator::NodeAllocator;
+use decide::gone_pods::{GonePods, ListedPod, PodHolds};
 use effects::plugin::PluginCall;
 use model::checkpoint::CheckpointEntry;
 use model::id::{PodUid, Ticket};
 use model::observation::ContainerDevices;
 use model::plugin::{PodFiles, StartOutcome};
-use model::pod::Pod;
+use model::pod::{Pod, PodList};
 use model::slot::Slot;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -62,6 +64,8 @@ pub(crate) struct Sharing {
     pub(super) pods: NodePods,
     /// The device list for the kubelet.
     pub(super) offer: DeviceOffer,
+    /// What pods that are gone hold until their containers are gone too.
+    pub(super) gone: GonePods,
     /// Writes events and annotations on pods, for people and schedulers.
     pub(super) status: PodStatusWriter,
     /// The plugin's counts, and reports to the node state.
@@ -277,8 +281,15 @@ impl Sharing {
         {
             self.allocator.set_checkpoint(&checkpoint);
         }
-        let (stages, withdrawn) = (self.allocator.stages(), self.allocator.withdrawn());
-        self.counts.stages_are(stages, !self.allocator.may_share(), withdrawn);
+        self.counts.stages_are(SharingStages {
+            serves: self.counts.serves(),
+            refuses_unclaimed: !self.allocator.may_share(),
+            pods: self.allocator.stages(),
+            starting: self.gone.starting(),
+            gone: self.gone.gone(),
+            without_gpus: self.gone.without_gpus(),
+            withdrawn: self.allocator.withdrawn(),
+        });
     }
 
     fn handle_background(&mut self, done: BackgroundResult) {
@@ -326,6 +337,7 @@ impl Sharing {
         let without_gpu = self.status.gpus_are(&view, &self.allocator);
         self.counts.without_gpu(without_gpu);
         self.status.over_uses(&view, self.pods.latest().as_deref());
+        self.gone.seen(&view);
         self.counts.memory_claims_are(self.allocator.memory_claims());
     }
 
@@ -338,6 +350,9 @@ impl Sharing {
         }
         self.holders.ask_if_unreadable();
         self.look_at_other_owners();
+        if let Some(pods) = self.pods.latest() {
+            self.note_holds(&pods);
+        }
     }
 
     /// Finds which devices other owners hold.
@@ -348,6 +363,20 @@ impl Sharing {
         if changed {
             self.publish_list();
         }
+    }
+
+    /// Notes what the pods hold, for the time when they are gone and their containers are not.
+    fn note_holds(&mut self, pods: &PodList) {
+        let listed = |pod: &Arc<Pod>| {
+            let uid = pod.cgroup_uid().clone();
+            let devices = self.allocator.devices_of_started(&uid);
+            let holds = devices.map_or(PodHolds::Nothing, PodHolds::Devices);
+            ListedPod { uid, is_static: pod.mirror_of.is_some(), holds }
+        };
+        let alive = pods.pods.iter().filter(|pod| !pod.ended());
+        self.gone.listed(alive.map(listed), clock::monotonic());
+        self.holders.foreign_pods().for_each(|uid| self.gone.holds_others(uid));
+        self.holders.others(pods).iter().for_each(|other| self.gone.holds_others(&other.uid));
     }
 
     pub(super) fn publish_list(&mut self) {
@@ -369,6 +398,7 @@ impl Sharing {
             self.pods.are_served();
         }
         self.look_at_other_owners();
+        self.note_holds(&pods);
         self.publish_list();
         self.check_all_by_ticket();
     }

@@ -21,6 +21,7 @@ use crate::settings::{AgentSettings, Gpus, Topology};
 use apiserver::ApiConnection;
 use decide::agent_report::SharingStages;
 use decide::allocator::{NodeAllocator, WithoutClaim};
+use decide::gone_pods::GonePods;
 use effects::delivery::{DeviceDelivery, NodeEdits, StartedPodsFile, TicketFolders};
 use effects::plugin::{self, PluginCallSender, TicketJournal};
 use model::id::{GpuUuid, NodeName};
@@ -99,6 +100,7 @@ pub(crate) fn open(
         calls: KubeletCalls::new(queue),
         pods: NodePods::new(pods, (rules, node.clone()), served),
         offer: DeviceOffer::new((config, sharing.split_counts.clone()), devices(settings), sources, list),
+        gone: GonePods::default(),
         status: writer,
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (registration_seen, guarded), reporter),
     };

@@ -6,8 +6,8 @@ use super::state::NodeAllocator;
 use model::agent_stream::PodStage;
 use model::checkpoint::CheckpointEntry;
 use model::gpu_pod::GpuPod;
-use model::id::{ContainerKey, PodUid};
-use std::collections::BTreeMap;
+use model::id::{ContainerKey, GpuUuid, PodUid};
+use std::collections::{BTreeMap, BTreeSet};
 
 impl NodeAllocator {
     /// Whether each container that requests GPUs has an entry in the kubelet's checkpoint, and no reason is known to
@@ -39,6 +39,13 @@ impl NodeAllocator {
         };
         let pods = self.pods.by_uid.values().filter(|gpu_pod| !gpu_pod.finished);
         pods.map(|gpu_pod| (gpu_pod.uid.clone(), stage(gpu_pod))).collect()
+    }
+
+    /// The devices in the claim of a pod of which a container got devices; `None` if none did.
+    #[must_use]
+    pub fn devices_of_started(&self, uid: &PodUid) -> Option<BTreeSet<GpuUuid>> {
+        let shares = self.ledger.get(uid).into_iter().flat_map(|claim| claim.claim.shares());
+        self.pods.started.contains(uid).then(|| shares.map(|share| share.device.clone()).collect())
     }
 
     /// Whether every start of a pod is refused: it has no claim and gets no device without one, its request cannot be read, or

@@ -1,6 +1,6 @@
 //! What the leader knows about the agent of one node: its stream and its newest report.
 
-use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportChange, ReportTooLarge};
+use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportChange, ReportTooLarge, ReportedPod};
 use model::id::{GpuUuid, PodUid};
 use model::time::Monotonic;
 
@@ -41,14 +41,21 @@ impl AgentLink {
         self.report.apply(change)
     }
 
-    /// How far the start of the pod with this name has come, as the agent reports it.
+    /// How far the start of the pod with this name has come, as the agent reports it. An agent that does not know the pod yet may
+    /// see its first container: that tells nothing of its start.
     pub(super) fn stage(&self, name: &PodUid) -> Option<PodStage> {
-        self.report.pods.get(name).map(|pod| pod.stage)
+        let known = |pod: &&ReportedPod| pod.stage != PodStage::Ended || pod.processes() > 0;
+        self.report.pods.get(name).filter(known).map(|pod| pod.stage)
     }
 
     /// Whether the newest report has processes on a GPU for the pod with this name.
     pub(super) fn sees_processes(&self, name: &PodUid) -> bool {
         self.report.pods.get(name).is_some_and(|pod| pod.processes() > 0)
+    }
+
+    /// Whether the pod with this name has processes on a GPU by the newest report, or may start one at any moment.
+    pub(super) fn runs(&self, name: &PodUid) -> bool {
+        self.report.pods.get(name).is_some_and(|pod| pod.has_containers || pod.processes() > 0)
     }
 
     /// Whether the newest report has a list of the processes on a device; `None` if the report does not name the

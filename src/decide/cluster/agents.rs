@@ -9,9 +9,9 @@
 //!
 //! If the agent of a node has no stream, the leader judges the node by the API server alone.
 //!
-//! A new leader does not know the pods that ended, or that an etcd restore removed, before it won the election. If processes of
-//! such a pod are left, only the report of its node shows them. The report names no amounts that could be counted as a claim, so
-//! the GPU takes no new claims until a list of its processes shows none of that pod.
+//! A new leader does not know the pods that ended, or that an etcd restore removed, before it won the election. If processes or
+//! containers of such a pod are left, only the report of its node shows them. The report names no amounts that could be counted as
+//! a claim, so the GPU takes no new claims until a report shows none of that pod.
 //!
 //! What must never happen here: a report releases the claim of a pod that runs according to the API server, or whose processes
 //! the report does not know; the end of an old stream ends a newer one.
@@ -19,7 +19,9 @@
 use super::agent_link::{AgentLink, LinkState, StreamId};
 use super::node::NodeClaims;
 use super::state::ClusterState;
-use model::agent_stream::{AgentReport, LeaderView, MAX_REPORTED_PODS, ReportChange, ReportTooLarge};
+use model::agent_stream::{
+    AgentReport, LeaderView, MAX_REPORTED_PODS, PodStage, ReportChange, ReportTooLarge, ReportedPod,
+};
 use model::id::{GpuUuid, NodeName, PodUid};
 use model::time::Monotonic;
 use std::collections::BTreeSet;
@@ -175,8 +177,9 @@ impl ClusterState {
         (link.state == LinkState::Open).then_some((&link.report, link.heard))
     }
 
-    /// Whether a pod that has ended or is gone still holds its GPUs, because its agent sees processes of the pod or does not know
-    /// whether there are any. Its claim is released when a report shows none.
+    /// Whether a pod that has ended or is gone still holds its GPUs, because its agent sees processes or containers of the pod, or
+    /// does not know whether there are processes. Its claim is released when a report shows none. After `kubectl delete --force`
+    /// the containers run on for the grace period of the pod.
     pub(super) fn holds_after_end(&mut self, uid: &PodUid) -> bool {
         let node = self.locations.get(uid).and_then(|location| self.nodes.get_mut(&location.node));
         node.is_some_and(|node| {
@@ -203,15 +206,16 @@ impl ClusterState {
         self.find_used_gpus(name);
     }
 
-    /// Finds the GPUs of a node that pods without a claim there use, by the newest report of its agent.
+    /// Finds the GPUs of a node that pods without a claim there use, by the newest report of its agent. Containers of a pod that is
+    /// gone may use each device that the pod claimed.
     pub(super) fn find_used_gpus(&mut self, name: &NodeName) {
         let Some(node) = self.nodes.get(name) else { return };
         let Some(link) = node.agent() else { return };
-        let others =
-            link.report.pods.iter().filter(|(named, pod)| pod.processes() > 0 && !self.is_explained(node, named));
-        let uses = others.flat_map(|(_, pod)| pod.uses.iter());
-        let used: BTreeSet<GpuUuid> =
-            uses.filter(|(_, used)| used.processes > 0).map(|(device, _)| device.clone()).collect();
+        let may_use = |pod: &ReportedPod| pod.stage == PodStage::Ended && pod.has_containers;
+        let others = link.report.pods.iter().filter(|(_, pod)| pod.processes() > 0 || may_use(pod));
+        let others = others.filter(|(named, _)| !self.is_explained(node, named)).map(|(_, pod)| pod);
+        let uses = others.flat_map(|pod| pod.uses.iter().filter(|(_, used)| used.processes > 0 || may_use(pod)));
+        let used: BTreeSet<GpuUuid> = uses.map(|(device, _)| device.clone()).collect();
         if let Some(node) = self.nodes.get_mut(name) {
             node.are_in_use(&used);
         }

@@ -36,12 +36,12 @@ pub struct NodeClaims {
     /// Whether the agent had a stream when the Node was deleted, and has opened none since then. Until it does, it is
     /// not known what runs on a new Node of this name: its register may be that of the deleted Node.
     returns: bool,
-    /// Pods that have ended and hold their GPUs until the agent sees no process of them.
+    /// Pods that have ended and hold their GPUs until the agent sees no process and no container of them.
     ending: BTreeSet<PodUid>,
     /// The names by which the agent knows the static pods.
     static_pods: StaticPods,
-    /// Devices with processes of pods that have no claim here, by the agent's reports. The Node registers all of them, which
-    /// bounds their number.
+    /// Devices that pods use or hold that have no claim here, by the agent's reports. The Node registers all of them, which bounds
+    /// their number.
     in_use: BTreeSet<GpuUuid>,
     /// The UID of the Node whose register has the devices.
     registered_by: Option<ObjectUid>,
@@ -204,9 +204,11 @@ impl NodeClaims {
     fn holds_none(&self, uid: &PodUid, claim: UnknownClaim) -> bool {
         let refuses = || self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed);
         match self.stage(uid) {
-            Some(PodStage::Refused) => claim == UnknownClaim::NotStarted || !self.runs(uid),
+            Some(PodStage::Refused) => claim == UnknownClaim::NotStarted || !self.has_processes(uid),
             // The kubelet has not asked this agent for its devices yet.
-            None | Some(PodStage::Waiting) => claim == UnknownClaim::NotStarted && refuses() && !self.runs(uid),
+            None | Some(PodStage::Waiting) => {
+                claim == UnknownClaim::NotStarted && refuses() && !self.has_processes(uid)
+            }
             Some(PodStage::Allocated | PodStage::Started | PodStage::Ended) => false,
         }
     }
@@ -217,13 +219,18 @@ impl NodeClaims {
     }
 
     /// Whether there are processes of the pod on a GPU, by the agent's newest report.
-    pub(super) fn runs(&self, uid: &PodUid) -> bool {
+    fn has_processes(&self, uid: &PodUid) -> bool {
         self.agent.as_ref().is_some_and(|link| self.static_pods.names(uid).any(|name| link.sees_processes(name)))
     }
 
-    /// Whether processes of a pod may be on the GPUs that it claims: the agent sees some, or has no list of the processes on one
-    /// of the GPUs. A missing list does not mean that there are none: an agent that has just started, or whose driver hangs, sees
-    /// no process.
+    /// Whether there are processes of the pod on a GPU, or containers of the pod that may start one, by the agent's newest report.
+    pub(super) fn runs(&self, uid: &PodUid) -> bool {
+        self.agent.as_ref().is_some_and(|link| self.static_pods.names(uid).any(|name| link.runs(name)))
+    }
+
+    /// Whether processes of a pod may be on the GPUs that it claims: the pod runs, or the agent has no list of the processes on
+    /// one of the GPUs. A missing list does not mean that there are none: an agent that has just started, or whose driver hangs,
+    /// sees no process.
     pub(super) fn may_run(&self, uid: &PodUid) -> bool {
         self.runs(uid) || self.claimed_by(uid).iter().any(|device| self.lacks_list(device))
     }
@@ -255,11 +262,12 @@ impl NodeClaims {
         }
     }
 
-    /// The pods with a claim for which the kubelet has not called `Allocate` yet, as far as the agent has reported.
+    /// The pods with a claim for which the kubelet has not called `Allocate` yet, as far as the agent has reported. It never will for
+    /// one that has ended.
     pub(super) fn awaited(&self) -> impl Iterator<Item = &PodUid> {
         let asked = |uid: &PodUid| self.stage(uid).is_some_and(|stage| stage != PodStage::Waiting);
         let waits = self.ledger.claims().filter(move |(uid, claim)| claim.state != ClaimState::Started && !asked(uid));
-        waits.map(|(uid, _)| uid)
+        waits.map(|(uid, _)| uid).filter(|uid| !self.ending.contains(*uid))
     }
 
     /// Ended pods with the hash of this static pod whose claims are within its claim. When a mirror pod is deleted, its

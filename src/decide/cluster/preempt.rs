@@ -215,7 +215,8 @@ mod tests {
         report.gpus = [(uuid(0), gpu)].into();
         if processes > 0 {
             let used = ReportedUse { processes, memory_used: ReportedReading::UNKNOWN };
-            let pod = ReportedPod { stage: PodStage::Started, uses: [(uuid(0), used)].into_iter().collect() };
+            let uses = [(uuid(0), used)].into_iter().collect();
+            let pod = ReportedPod { stage: PodStage::Started, has_containers: false, uses };
             report.pods.insert(slice(0, 1).uid, pod);
         }
         cluster.agent_reports(StreamId(1), report, second(0)).unwrap();

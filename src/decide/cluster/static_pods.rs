@@ -102,7 +102,7 @@ mod tests {
         if let Some((stage, processes)) = pod {
             let used = (uuid(0), ReportedUse { processes, memory_used: ReportedReading::UNKNOWN });
             let uses = Some(used).filter(|_| processes > 0).into_iter().collect();
-            report.pods.insert(hash(), ReportedPod { stage, uses });
+            report.pods.insert(hash(), ReportedPod { stage, has_containers: false, uses });
         }
         cluster.agent_reports(STREAM, report, NOW).unwrap();
     }

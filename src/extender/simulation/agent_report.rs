@@ -15,22 +15,23 @@ impl Machine {
         agent.allocator.stages()
     }
 
-    /// The pods with processes on GPUs, whether the agent sees them or not.
-    pub(super) fn processes(&mut self, now: u64) -> BTreeMap<PodUid, Vec<GpuUuid>> {
-        self.lingering.retain(|_, (_, until)| *until > now);
+    /// The pods that run with GPUs, whether the agent sees their processes or not: their GPUs, and whether they are idle.
+    pub(super) fn running(&mut self, now: u64) -> BTreeMap<PodUid, (Vec<GpuUuid>, bool)> {
+        self.lingering.retain(|_, one| one.until > now);
         let running = self.admitted.iter().filter(|(_, one)| one.runs());
-        let running = running.map(|(uid, one)| (uid, one.gpus()));
-        let lingering = self.lingering.iter().map(|(uid, (gpus, _))| (uid, gpus.clone()));
-        lingering.chain(running).filter(|(_, gpus)| !gpus.is_empty()).map(|(uid, gpus)| (uid.clone(), gpus)).collect()
+        let running = running.map(|(uid, one)| (uid, (one.gpus(), one.is_idle())));
+        let lingering = self.lingering.iter().map(|(uid, one)| (uid, (one.gpus.clone(), one.idle)));
+        let all = lingering.chain(running).filter(|(_, (gpus, _))| !gpus.is_empty());
+        all.map(|(uid, one)| (uid.clone(), one)).collect()
     }
 
     /// The report of the agent; `None` while no agent runs. While the driver does not list processes, the agent sees
-    /// none.
+    /// none. It always sees the containers.
     pub(super) fn agent_report(&mut self, leaving: bool, now: u64) -> Option<AgentReport> {
         let agent = self.agent.as_ref()?;
         let (serves, lists) = (agent.listed, agent.lists_at <= now);
         let refuses_unclaimed = !agent.allocator.may_share();
-        let uses = if lists { self.processes(now) } else { BTreeMap::new() };
+        let running = self.running(now);
         let mut report = AgentReport::of(NodeName::parse(&self.name).ok()?);
         report.phase = match (leaving, serves) {
             (true, _) => AgentPhase::Leaving,
@@ -46,13 +47,17 @@ impl Machine {
             processes: if lists { ReportedReading::Measured(0, None) } else { ReportedReading::UNKNOWN },
         };
         report.gpus = self.gpus.iter().map(|one| (one.uuid.clone(), gpu(one))).collect();
-        let pod = |(uid, stage)| (uid, ReportedPod { stage, uses: ReportedUses::default() });
+        let pod = |(uid, stage)| (uid, ReportedPod { stage, has_containers: false, uses: ReportedUses::default() });
         report.pods = self.stages().into_iter().map(pod).collect();
-        for (uid, gpus) in uses {
-            let used = |gpu: GpuUuid| (gpu, ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN });
-            let pod = report.pods.entry(uid);
-            pod.or_insert(ReportedPod { stage: PodStage::Ended, uses: ReportedUses::default() }).uses =
-                gpus.into_iter().map(used).collect();
+        for (uid, (gpus, idle)) in running {
+            let processes = u32::from(lists && !idle);
+            let used = |gpu: GpuUuid| (gpu, ReportedUse { processes, memory_used: ReportedReading::UNKNOWN });
+            let ended = ReportedPod { stage: PodStage::Ended, has_containers: true, uses: ReportedUses::default() };
+            let pod = report.pods.entry(uid).or_insert(ended);
+            pod.has_containers = true;
+            if processes > 0 || pod.stage == PodStage::Ended {
+                pod.uses = gpus.into_iter().map(used).collect();
+            }
         }
         Some(report)
     }

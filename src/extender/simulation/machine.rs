@@ -48,6 +48,16 @@ pub(super) struct Admitted {
     uses: Option<GpuUuid>,
 }
 
+/// A pod that is gone, or has ended, and whose containers still run.
+#[derive(Clone, Debug)]
+pub(super) struct Lingering {
+    pub(super) gpus: Vec<GpuUuid>,
+    /// See [`Admitted::is_idle`].
+    pub(super) idle: bool,
+    /// When its containers end.
+    pub(super) until: u64,
+}
+
 impl Admitted {
     /// Whether a container of it is running.
     pub(super) fn runs(&self) -> bool {
@@ -63,7 +73,12 @@ impl Admitted {
         self.uses = None;
     }
 
-    /// The GPUs on which it has processes while it runs.
+    /// Whether it holds GPUs and has not started a process on them. It may do so at any moment.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.holds.is_empty() && self.pod.uid.as_str().bytes().map(u32::from).sum::<u32>() % 2 == 0
+    }
+
+    /// The GPUs on which it has processes while it runs, or may start some.
     pub(super) fn gpus(&self) -> Vec<GpuUuid> {
         self.holds.keys().chain(&self.uses).cloned().collect()
     }
@@ -99,8 +114,8 @@ pub(super) struct Machine {
     agents: u64,
     /// The next process of the agent starts at this moment at the earliest.
     agent_back: u64,
-    /// Pods that have ended and whose processes still run: their GPUs, and when the processes end.
-    pub(super) lingering: BTreeMap<PodUid, (Vec<GpuUuid>, u64)>,
+    /// Pods that have ended and whose containers still run.
+    pub(super) lingering: BTreeMap<PodUid, Lingering>,
     /// The agent's file of pods that have started.
     started: BTreeSet<PodUid>,
     /// The agent's files with the limits of their containers.
@@ -269,13 +284,14 @@ impl Machine {
         }
     }
 
-    /// A pod ends. Some leave processes behind that end later.
+    /// A pod ends. Some leave containers behind that end later.
     fn may_linger(&mut self, uid: &PodUid, now: u64, random: &mut Random) {
         if let Some(one) = self.admitted.get(uid).filter(|one| one.runs() && !one.gpus().is_empty())
             && random.chance(400)
         {
             let until = now + random.between(SECOND / 10, 6 * SECOND);
-            self.lingering.insert(uid.clone(), (one.gpus(), until));
+            let one = Lingering { gpus: one.gpus(), idle: one.is_idle(), until };
+            self.lingering.insert(uid.clone(), one);
         }
     }
 

@@ -327,7 +327,7 @@ impl Reporter {
         let Some(report) = machine.agent_report(self.leaves.is_some(), around.now) else { return };
         if let Some(message) = stream.pace.due(Monotonic(around.now), &report) {
             // Also the processes that the agent cannot see: the extender must not treat them as gone.
-            let running = machine.processes(around.now).into_keys();
+            let running = machine.running(around.now).into_keys();
             let last = stream.underway.back().map_or(0, |last| last.due);
             let due = last.max(around.now + around.weather.way(around.random));
             stream.underway.push_back(Underway { due, message, running: running.collect() });

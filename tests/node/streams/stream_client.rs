@@ -192,6 +192,7 @@ fn pods_of(node: &str, pods: &[(&str, Stage, u32)]) -> Vec<PodReport> {
             uid: (*uid).to_owned(),
             stage: (*stage).into(),
             uses: if *processes > 0 { vec![used] } else { Vec::new() },
+            has_containers: false,
         }
     };
     pods.iter().map(pod).collect()

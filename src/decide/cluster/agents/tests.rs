@@ -5,7 +5,7 @@ use crate::cluster::tests::{NOW, bound, cluster, facts, name, names, slice};
 use crate::cluster::{BindOutcome, BindRefusal, ClosedReason, Closing};
 use crate::ledger::ClaimState;
 use crate::placement::tests::uuid;
-use model::agent_stream::{AgentPhase, PodStage, ReportedGpu, ReportedPod, ReportedUse};
+use model::agent_stream::{AgentPhase, ReportedGpu, ReportedUse, ReportedUses};
 use model::claim::PodClaim;
 use model::followed_node::NodeFacts;
 use model::gpu_pod::{BoundPod, GpuPod};
@@ -34,7 +34,7 @@ fn report(phase: AgentPhase, pods: &[(&PodUid, PodStage, u32)]) -> AgentReport {
     for (uid, stage, processes) in pods {
         let used = (uuid(0), ReportedUse { processes: *processes, memory_used: ReportedReading::UNKNOWN });
         let uses = Some(used).filter(|_| *processes > 0).into_iter().collect();
-        report.pods.insert((*uid).clone(), ReportedPod { stage: *stage, uses });
+        report.pods.insert((*uid).clone(), ReportedPod { stage: *stage, has_containers: false, uses });
     }
     report
 }
@@ -287,6 +287,71 @@ fn a_pod_that_has_ended_holds_its_gpus_while_its_agent_sees_processes_of_it() {
     }
 }
 
+/// A report of node 0 with this pod, which has a container and no process; `claimed` are the devices that the agent names.
+fn contains(uid: &PodUid, stage: PodStage, claimed: &[GpuUuid]) -> AgentReport {
+    let unused = ReportedUse { processes: 0, memory_used: ReportedReading::UNKNOWN };
+    let uses: ReportedUses = claimed.iter().map(|device| (device.clone(), unused)).collect();
+    let mut report = report(AgentPhase::Serving, &[]);
+    report.pods.insert(uid.clone(), ReportedPod { stage, has_containers: true, uses });
+    report
+}
+
+/// After `kubectl delete --force` the containers run on for the grace period of the pod, which may be a year.
+#[test]
+fn a_pod_that_is_deleted_by_force_holds_its_gpus_until_its_containers_are_gone() {
+    let mut cluster = cluster(1, 1);
+    let (pod, other) = (slice(1, 60 * 1024), slice(2, 60 * 1024));
+    bind(&mut cluster, &pod);
+    cluster.agent_reports(FIRST, contains(&pod.uid, PodStage::Started, &[]), NOW).unwrap();
+    cluster.pod_gone(&pod.uid);
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Started), "no process uses the GPU yet");
+    // The agent has heard of the deletion, and has restarted since.
+    for stream in [FIRST, StreamId(2)] {
+        cluster.agent_reports(stream, contains(&pod.uid, PodStage::Ended, &[]), later(60_000)).unwrap();
+        assert_eq!(cluster.filter(other.clone(), names(1), NOW).fit, [0; 0]);
+    }
+    let change =
+        ReportChange { phase: AgentPhase::Serving, pods_gone: vec![pod.uid.clone()], ..ReportChange::default() };
+    cluster.agent_changes(&name(0), StreamId(2), change, NOW).unwrap();
+    assert_eq!(state(&cluster, &pod), None);
+    assert_eq!(cluster.filter(other, names(1), NOW).fit, [0]);
+}
+
+#[test]
+fn a_leader_that_does_not_know_a_pod_that_is_gone_keeps_others_from_the_devices_of_its_claim() {
+    let mut cluster = cluster(1, 2);
+    let gone = slice(1, 1000).uid;
+    cluster.agent_reports(FIRST, contains(&gone, PodStage::Ended, &[uuid(0)]), NOW).unwrap();
+    assert_eq!(refuses_both(&mut cluster).as_deref(), Some("AllocatedCardsInsufficientRequest, CardInUse"));
+    serving(&mut cluster, &[]);
+    assert_eq!(refuses_both(&mut cluster), None);
+    // The same of a pod that the API server shows alive is only a container that waits for the rest of its pod.
+    cluster.agent_reports(FIRST, contains(&gone, PodStage::Waiting, &[uuid(0)]), NOW).unwrap();
+    assert_eq!(refuses_both(&mut cluster), None);
+}
+
+/// The agent sees a container before its pod watch shows the pod.
+#[test]
+fn a_container_of_a_pod_that_the_agent_does_not_know_yet_neither_starts_its_claim_nor_closes_the_node() {
+    let mut cluster = cluster(1, 1);
+    let pod = slice(1, 1000);
+    bind(&mut cluster, &pod);
+    let early = |uid: &PodUid| AgentReport { refuses_unclaimed: true, ..contains(uid, PodStage::Ended, &[]) };
+    cluster.agent_reports(FIRST, early(&pod.uid), NOW).unwrap();
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Bound));
+    // It is gone: the kubelet will not call `Allocate` for it any more.
+    let leaving = AgentReport { phase: AgentPhase::Leaving, ..early(&pod.uid) };
+    cluster.agent_reports(FIRST, leaving, NOW).unwrap();
+    assert_eq!(cluster.leader_view(&name(0)).awaited, [pod.uid.clone()]);
+    cluster.pod_gone(&pod.uid);
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Bound));
+    assert!(cluster.leader_view(&name(0)).awaited.is_empty());
+    let unclaimed = slice(2, 1000);
+    cluster.pod_is(&unclaimed.uid, Some(&bound(&unclaimed, &name(0), PodClaim::None)));
+    cluster.agent_reports(FIRST, early(&unclaimed.uid), NOW).unwrap();
+    assert_eq!(closed(&cluster), None);
+}
+
 #[test]
 fn a_pod_that_lost_its_node_in_a_restore_holds_its_gpus_until_its_processes_have_ended() {
     let mut cluster = cluster(1, 1);
@@ -440,7 +505,8 @@ fn a_pod_that_ends_while_a_list_is_missing_holds_its_gpu_until_a_list_shows_no_p
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
     // The list shows processes of the pod, then none.
     let used = (own.clone(), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN });
-    let running = ReportedPod { stage: PodStage::Ended, uses: [used].into_iter().collect() };
+    let uses = [used].into_iter().collect();
+    let running = ReportedPod { stage: PodStage::Ended, has_containers: false, uses };
     let change = ReportChange { pods: [(pod.uid.clone(), running)].into(), ..lists(&[(own, Some(1))]) };
     cluster.agent_changes(&name(0), FIRST, change, NOW).unwrap();
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
@@ -625,7 +691,8 @@ fn only_gpus_that_the_node_registers_are_remembered_as_in_use() {
     let mut cluster = cluster(1, 1);
     let used = |n: u32| (uuid(n), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN });
     let mut many = report(AgentPhase::Serving, &[]);
-    many.pods.insert(slice(1, 1).uid, ReportedPod { stage: PodStage::Ended, uses: (0..20).map(used).collect() });
+    let uses = (0..20).map(used).collect();
+    many.pods.insert(slice(1, 1).uid, ReportedPod { stage: PodStage::Ended, has_containers: false, uses });
     cluster.agent_reports(FIRST, many, NOW).unwrap();
     let mut unknown = report(AgentPhase::Serving, &[]);
     unknown.gpus.values_mut().for_each(|gpu| gpu.processes = ReportedReading::UNKNOWN);

@@ -191,7 +191,8 @@ impl Link<'_> {
     fn pod(&self, place: usize, used: u64) -> PodReport {
         let uuid = gpu_uuid(self.agent.number, place % GPUS);
         let uses = GpuUse { uuid, processes: 1, memory_used: Some(used), ..GpuUse::default() };
-        PodReport { uid: self.agent.pods[place].clone(), stage: Stage::Started.into(), uses: vec![uses] }
+        let (uid, stage) = (self.agent.pods[place].clone(), Stage::Started.into());
+        PodReport { uid, stage, uses: vec![uses], has_containers: true }
     }
 }
 

@@ -1,0 +1,282 @@
+//! Remembers what the pods of the node hold, until their containers are gone. The API server may forget a pod long before: after
+//! `kubectl delete --force` the containers run on for the whole grace period of the pod.
+//!
+//! ```text
+//!   pod list ──listed──▶ known: got no GPU, or these devices ──▶ without_gpus, gone ──▶ report to the extender
+//!   starts   ──starts──▶ starting, until the container appears ──▶ starting
+//!   cgroups  ──seen────▶ forgets pods that are neither listed nor have a container
+//! ```
+//!
+//! Every user who creates pods can make one look like a static pod, with any UID as its hash. So what a list shows of a static pod
+//! never changes what is known of another pod, and never shows that a pod holds nothing.
+//!
+//! A pod that requests GPUs and of which no container got any holds nothing either: once it is gone, the agent starts none. What its
+//! other containers open by `NVIDIA_VISIBLE_DEVICES` counts like what a pod without a request opens.
+//!
+//! What must never happen here: a pod of which a container got a GPU counts as one without GPUs.
+
+use model::id::{GpuUuid, PodUid};
+use model::time::Monotonic;
+use model::view::{NodeView, PodView};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A container whose start was answered exists after this time, or its start has failed. The image is there already, so a
+/// runtime needs a second or two.
+const APPEARS_WITHIN: Duration = Duration::from_secs(10);
+/// How long a pod that is gone is remembered although no container of it is seen. The kubelet may still be starting one.
+const REMEMBERED: Duration = Duration::from_secs(60);
+/// Upper bound on the pods. The pod list has at most 1,024, and the agent sees at most 8,192 cgroups. Each takes about 200 bytes.
+const MOST: usize = 8192;
+
+/// What a pod holds, by the last list that showed it alive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodHolds {
+    /// No container of it got a GPU.
+    Nothing,
+    /// A container of it got GPUs. These are the devices of its claim; none for devices of another plugin.
+    Devices(BTreeSet<GpuUuid>),
+}
+
+/// A pod in a list.
+#[derive(Clone, Debug)]
+pub struct ListedPod {
+    /// The UID that its cgroup has.
+    pub uid: PodUid,
+    /// Whether this UID is the hash of a static pod.
+    pub is_static: bool,
+    /// What it holds.
+    pub holds: PodHolds,
+}
+
+/// The pods of the node.
+#[derive(Clone, Debug, Default)]
+pub struct GonePods {
+    pods: BTreeMap<PodUid, KnownPod>,
+    /// Pods of which a container is starting, with the time of the answer to its last start.
+    starts: BTreeMap<PodUid, Monotonic>,
+}
+
+#[derive(Clone, Debug)]
+struct KnownPod {
+    is_static: bool,
+    holds: PodHolds,
+    /// Since when no list shows the pod alive.
+    gone: Option<Monotonic>,
+}
+
+impl GonePods {
+    /// The newest list of the pods that have not ended. All others are gone.
+    pub fn listed(&mut self, alive: impl IntoIterator<Item = ListedPod>, now: Monotonic) {
+        let mut own: BTreeMap<PodUid, PodHolds> = BTreeMap::new();
+        let mut statics: BTreeMap<PodUid, PodHolds> = BTreeMap::new();
+        for pod in alive {
+            match (pod.is_static, &pod.holds) {
+                (false, _) => drop(own.insert(pod.uid, pod.holds)),
+                (true, PodHolds::Devices(_)) => drop(statics.insert(pod.uid, pod.holds)),
+                (true, PodHolds::Nothing) => {}
+            }
+        }
+        for (uid, pod) in &mut self.pods {
+            let shown = own.remove(uid).map(|holds| (false, holds));
+            let shown = shown.or_else(|| statics.remove(uid).filter(|_| pod.is_static).map(|holds| (true, holds)));
+            match shown {
+                // Nothing new; or a container got a GPU before, and no record shows it any more.
+                Some((false, PodHolds::Nothing)) if !pod.is_static => pod.gone = None,
+                Some((is_static, holds)) => *pod = KnownPod { is_static, holds, gone: None },
+                None => pod.gone = pod.gone.or(Some(now)),
+            }
+        }
+        let known = |is_static| move |(uid, holds)| (uid, KnownPod { is_static, holds, gone: None });
+        statics.retain(|uid, _| !self.pods.contains_key(uid) && !own.contains_key(uid));
+        self.pods.extend(statics.into_iter().map(known(true)));
+        self.pods.extend(own.into_iter().map(known(false)));
+        while self.pods.len() > MOST {
+            let oldest = self.pods.iter().filter_map(|(uid, pod)| Some((pod.gone?, uid))).min();
+            let Some(oldest) = oldest.map(|(_, uid)| uid.clone()) else { break };
+            self.pods.remove(&oldest);
+        }
+    }
+
+    /// Another device plugin gave the pod devices.
+    pub fn holds_others(&mut self, uid: &PodUid) {
+        if let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.holds == PodHolds::Nothing) {
+            pod.holds = PodHolds::Devices(BTreeSet::new());
+        }
+    }
+
+    /// A container of the pod gets these devices, so it starts now.
+    pub fn starts(&mut self, uid: &PodUid, devices: impl IntoIterator<Item = GpuUuid>, now: Monotonic) {
+        if self.starts.len() < MOST {
+            self.starts.insert(uid.clone(), now);
+        }
+        let nothing = KnownPod { is_static: false, holds: PodHolds::Nothing, gone: None };
+        let pod = self.pods.entry(uid.clone()).or_insert(nothing);
+        match &mut pod.holds {
+            PodHolds::Devices(held) => held.extend(devices),
+            PodHolds::Nothing => pod.holds = PodHolds::Devices(devices.into_iter().collect()),
+        }
+    }
+
+    /// A new view of the node. Forgets pods that are gone and have no container.
+    pub fn seen(&mut self, view: &NodeView) {
+        let now = view.now.monotonic;
+        let with_containers: BTreeSet<&PodUid> =
+            view.pods.iter().filter(|pod| has_containers(pod)).map(|pod| &pod.uid).collect();
+        self.starts.retain(|uid, at| {
+            let appeared = now > *at && with_containers.contains(uid);
+            now.since(*at) < APPEARS_WITHIN && !appeared
+        });
+        self.pods.retain(|uid, pod| {
+            with_containers.contains(uid) || pod.gone.is_none_or(|gone| now.since(gone) < REMEMBERED)
+        });
+    }
+
+    /// The pods of which no container got a GPU, whether they are gone or not.
+    #[must_use]
+    pub fn without_gpus(&self) -> BTreeSet<PodUid> {
+        let pods = self.pods.iter().filter(|(_, pod)| pod.holds == PodHolds::Nothing);
+        pods.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// The pods that are gone and may hold GPUs, with the devices of their claims.
+    #[must_use]
+    pub fn gone(&self) -> BTreeMap<PodUid, BTreeSet<GpuUuid>> {
+        let holds = |pod: &KnownPod| match &pod.holds {
+            PodHolds::Devices(devices) if pod.gone.is_some() => Some(devices.clone()),
+            PodHolds::Devices(_) | PodHolds::Nothing => None,
+        };
+        self.pods.iter().filter_map(|(uid, pod)| Some((uid.clone(), holds(pod)?))).collect()
+    }
+
+    /// The pods of which a container is starting.
+    #[must_use]
+    pub fn starting(&self) -> BTreeSet<PodUid> {
+        self.starts.keys().cloned().collect()
+    }
+}
+
+/// Whether a container of the pod exists. The pod's sandbox runs no program of the pod; it counts only while it is not known which
+/// container is the sandbox.
+#[must_use]
+pub fn has_containers(pod: &PodView) -> bool {
+    pod.containers.iter().any(|container| !container.sandbox)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::container_of;
+    use model::id::NodeName;
+    use model::time::Now;
+
+    fn uid(n: usize) -> PodUid {
+        PodUid::parse(&format!("{n:032x}")).unwrap()
+    }
+
+    fn second(second: u64) -> Monotonic {
+        Monotonic(1).after(Duration::from_secs(second))
+    }
+
+    /// A view at this second, in which these pods have a container.
+    fn view(at: u64, pods: &[usize]) -> NodeView {
+        let mut view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
+        view.now.monotonic = second(at);
+        view.pods = pods.iter().map(|n| container_of(&uid(*n), false)).collect();
+        view
+    }
+
+    fn listed(n: usize, holds: PodHolds) -> ListedPod {
+        ListedPod { uid: uid(n), is_static: false, holds }
+    }
+
+    fn devices(uuids: &[&str]) -> PodHolds {
+        PodHolds::Devices(uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect())
+    }
+
+    #[test]
+    fn a_pod_that_is_gone_is_remembered_as_long_as_it_has_a_container() {
+        let mut pods = GonePods::default();
+        pods.listed([listed(1, PodHolds::Nothing), listed(2, devices(&["GPU-1"]))], second(0));
+        pods.seen(&view(1, &[]));
+        assert_eq!((pods.without_gpus(), pods.gone()), (BTreeSet::from([uid(1)]), BTreeMap::new()));
+        pods.listed([], second(10));
+        let held = BTreeMap::from([(uid(2), BTreeSet::from([GpuUuid::parse("GPU-1").unwrap()]))]);
+        // The kubelet may still be starting a container.
+        pods.seen(&view(69, &[]));
+        assert_eq!((pods.without_gpus(), pods.gone()), (BTreeSet::from([uid(1)]), held.clone()));
+        pods.listed([], second(70));
+        pods.seen(&view(1_000_000, &[1, 2]));
+        assert_eq!((pods.without_gpus(), pods.gone()), (BTreeSet::from([uid(1)]), held));
+        pods.seen(&view(1_000_001, &[]));
+        assert_eq!((pods.without_gpus(), pods.gone()), (BTreeSet::new(), BTreeMap::new()));
+    }
+
+    #[test]
+    fn a_pod_with_devices_of_another_plugin_holds_gpus_even_after_it_is_gone() {
+        let mut pods = GonePods::default();
+        pods.listed([listed(1, PodHolds::Nothing)], second(0));
+        pods.listed([], second(1));
+        pods.holds_others(&uid(1));
+        assert_eq!((pods.without_gpus(), pods.gone().len()), (BTreeSet::new(), 1));
+        pods.listed([listed(1, PodHolds::Nothing)], second(2));
+        pods.listed([], second(3));
+        assert_eq!(
+            (pods.without_gpus(), pods.gone().len()),
+            (BTreeSet::new(), 1),
+            "the kubelet has dropped its record"
+        );
+    }
+
+    /// A pod with the annotations of a static pod and the UID of another pod as its hash.
+    #[test]
+    fn a_static_pod_changes_nothing_of_the_pod_whose_uid_it_has() {
+        let posing = |n, holds| ListedPod { is_static: true, ..listed(n, holds) };
+        let mut pods = GonePods::default();
+        let own = [listed(1, PodHolds::Nothing), listed(2, devices(&["GPU-1"]))];
+        let fakes = [posing(1, devices(&["GPU-2"])), posing(2, PodHolds::Nothing), posing(3, PodHolds::Nothing)];
+        pods.listed(own.iter().chain(&fakes).cloned(), second(0));
+        assert_eq!((pods.without_gpus(), pods.gone()), (BTreeSet::from([uid(1)]), BTreeMap::new()));
+        pods.listed(fakes.iter().cloned(), second(1));
+        assert_eq!(pods.without_gpus(), BTreeSet::from([uid(1)]));
+        assert_eq!(pods.gone().into_keys().collect::<Vec<_>>(), [uid(2)]);
+        // A real static pod, and its mirror that is deleted.
+        pods.listed([posing(4, devices(&["GPU-1"]))], second(2));
+        pods.listed([posing(4, devices(&["GPU-2"]))], second(3));
+        pods.listed([posing(4, PodHolds::Nothing)], second(4));
+        let expected = BTreeSet::from([GpuUuid::parse("GPU-2").unwrap()]);
+        assert_eq!(pods.gone().get(&uid(4)), Some(&expected));
+    }
+
+    #[test]
+    fn a_start_counts_until_its_container_is_seen_or_ten_seconds_are_over() {
+        let mut pods = GonePods::default();
+        pods.listed([listed(1, PodHolds::Nothing)], second(4));
+        let device = GpuUuid::parse("GPU-1").unwrap();
+        pods.starts(&uid(1), [device.clone()], second(5));
+        pods.starts(&uid(2), [], second(5));
+        assert_eq!(pods.without_gpus(), BTreeSet::new());
+        pods.seen(&view(5, &[1]));
+        assert_eq!(pods.starting(), BTreeSet::from([uid(1), uid(2)]), "a container from before the start");
+        pods.seen(&view(6, &[1]));
+        assert_eq!(pods.starting(), BTreeSet::from([uid(2)]));
+        pods.seen(&view(15, &[]));
+        assert_eq!(pods.starting(), BTreeSet::new());
+        pods.listed([], second(16));
+        assert_eq!(pods.gone().get(&uid(1)), Some(&BTreeSet::from([device])));
+    }
+
+    #[test]
+    fn the_pods_are_bounded_and_those_that_are_gone_longest_are_forgotten_first() {
+        let mut pods = GonePods::default();
+        pods.listed([listed(0, PodHolds::Nothing)], second(0));
+        pods.listed([], second(1));
+        pods.listed((1..=MOST).map(|n| listed(n, PodHolds::Nothing)), second(2));
+        assert_eq!((pods.pods.len(), pods.without_gpus().contains(&uid(0))), (MOST, false));
+    }
+
+    #[test]
+    fn a_sandbox_is_no_container() {
+        assert!(has_containers(&container_of(&uid(1), false)) && !has_containers(&container_of(&uid(1), true)));
+    }
+}
