@@ -10,7 +10,7 @@
 //!   timestamp quantity decode_error kept_file     what several formats share
 //!   proc_file proc_line cgroup_file cgroup_path sysfs_file kernel_log log_link
 //!                                                 files of the kernel; kubelet's links to logs
-//!   pod gpu_pod resource bound_pod placement misspelt_key
+//!   pod variables gpu_pod resource bound_pod placement misspelt_key
 //!                                                 a pod, its requests, and which GPUs it accepts
 //!   claim claim_version claim_origin bind binding its claim, who wrote it, and the Binding that carries it
 //!   node node_facts versions labels register handshake links cordon node_lock annotation_keys
@@ -44,6 +44,7 @@ pub mod kernel_log;
 pub mod log_link;
 pub mod sysfs_file;
 pub mod quantity;
+mod variables;
 pub mod pod;
 pub mod watch;
 pub mod node;

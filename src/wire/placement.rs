@@ -70,7 +70,8 @@ pub enum BadPlacementRequest {
     /// Its object has no room for what is written later.
     #[error(
         "the pod cannot be placed: it has {} KiB and its status may need {} KiB more, and with more than {} KiB together its \
-         status may not fit into what etcd stores; use fewer containers, and shorter texts, image names and mount paths",
+         status may not fit into what etcd stores; use fewer containers, and shorter texts, image names, mount paths, and variables \
+         in subPathExpr and commands",
         .bytes >> 10, .status_bytes >> 10, MAX_POD >> 10
     )]
     LargeObject {

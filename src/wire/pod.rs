@@ -1,11 +1,12 @@
 //! Reads a pod from the JSON of the API server into a [`Pod`]. Only the fields of [`Pod`] are kept: about 1 KiB of an
-//! object of 15 KiB. The rest (managed fields, volumes, environments) is skipped.
+//! object of 15 KiB. The rest (managed fields, volumes, environments) is skipped or only counted.
 //!
 //! Everything in a pod is bounded, whether kubelet, a scheduler or a user wrote it. Names are checked, and texts and
 //! lists have a maximum length. Entries beyond it are counted, because a claim that was cut off must not look like a
 //! missing claim.
 
 use crate::annotation_keys::SYSTEM_OWNED;
+use crate::variables::Variables;
 use crate::{misspelt_key, quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
 use model::nvidia;
@@ -55,7 +56,8 @@ const CONTAINER_STATUS: usize = 1024;
 /// How often a status has the image of a container: once as it is, and twice in the message that the name is not valid. The
 /// message has quoted texts, in which Go writes a control character as four bytes.
 const IMAGE_COPIES: usize = 9;
-/// How often a status may have a text in the message about a container that cannot be created: once as it is and once quoted.
+/// How often a status may have a text in the message about a container that cannot be created or started: once as it is and once
+/// quoted.
 const MESSAGE_COPIES: usize = 5;
 /// How often a status has the resource requests of a container: as limits, requests and allocated resources of the container, and
 /// as the same three of the pod. The API server accepts extended resources only if limits and requests are equal.
@@ -209,8 +211,8 @@ impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for OrNull<T> {
 struct Raw<'a> {
     #[serde(default, borrow)]
     metadata: OrNull<Metadata<'a>>,
-    #[serde(default)]
-    spec: OrNull<Spec>,
+    #[serde(default, borrow)]
+    spec: OrNull<Spec<'a>>,
     #[serde(default)]
     status: OrNull<Status>,
 }
@@ -245,7 +247,7 @@ struct OwnerReference {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Spec {
+struct Spec<'a> {
     node_name: OrNull<String>,
     priority: Option<i32>,
     scheduling_gates: OrNull<Vec<IgnoredAny>>,
@@ -259,12 +261,15 @@ struct Spec {
     security_context: ValueSize,
     readiness_gates: ValueSize,
     volumes: OrNull<Vec<Volume>>,
-    init_containers: OrNull<Vec<Container>>,
-    containers: OrNull<Vec<Container>>,
-    ephemeral_containers: OrNull<Vec<Container>>,
+    #[serde(borrow)]
+    init_containers: OrNull<Vec<Container<'a>>>,
+    #[serde(borrow)]
+    containers: OrNull<Vec<Container<'a>>>,
+    #[serde(borrow)]
+    ephemeral_containers: OrNull<Vec<Container<'a>>>,
 }
 
-impl Spec {
+impl Spec<'_> {
     /// Whether the pod has preferences by which kube-scheduler scores nodes.
     fn prefers_nodes(&self) -> bool {
         let Affinity { node_affinity, pod_affinity, pod_anti_affinity } = &self.affinity.0;
@@ -319,14 +324,87 @@ struct Volume {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Container {
+struct Container<'a> {
     name: String,
     image: OrNull<String>,
     restart_policy: OrNull<String>,
     working_dir: ValueSize,
     resources: OrNull<Resources>,
-    volume_mounts: ValueSize,
+    /// Parsed only where a text of the container refers to a variable.
+    #[serde(borrow)]
+    env: Option<&'a RawValue>,
+    command: OrNull<FirstText>,
+    args: OrNull<FirstText>,
+    lifecycle: OrNull<Lifecycle>,
+    #[serde(borrow)]
+    volume_mounts: Option<&'a RawValue>,
     security_context: OrNull<SecurityContext>,
+}
+
+impl Container<'_> {
+    /// Bytes that a status may have of its mounts as they stand in the specification, and of the longest path in a volume that
+    /// comes from an expression.
+    fn mounts(&self, variables: &Variables) -> (usize, usize) {
+        let Some(mounts) = self.volume_mounts.map(RawValue::get) else { return (0, 0) };
+        let size = serde_json::from_str::<ValueSize>(mounts).unwrap_or_default().stored();
+        // Most mounts have no expression.
+        let mounts = Some(mounts).filter(|mounts| mounts.contains(SUB_PATH_EXPR));
+        let mounts = mounts.and_then(|mounts| serde_json::from_str::<Vec<VolumeMount>>(mounts).ok());
+        let paths = mounts.iter().flatten().map(|mount| &mount.sub_path_expr.0);
+        (size, paths.map(|path| variables.expanded(path)).max().unwrap_or_default())
+    }
+
+    /// Its variables, as far as its texts refer to them.
+    fn variables(&self) -> Variables {
+        let refers = |text: &str| text.contains("$(");
+        let mounts = self.volume_mounts.is_some_and(|mounts| mounts.get().contains(SUB_PATH_EXPR));
+        Variables::of(self.env.filter(|_| mounts || refers(self.program())))
+    }
+
+    /// The program that a runtime names if it cannot start it. Without a command it may be the first argument.
+    fn program(&self) -> &str {
+        let FirstText(command) = &self.command.0;
+        if command.is_empty() { &self.args.0.0 } else { command }
+    }
+}
+
+/// The first text of a list.
+#[derive(Default)]
+struct FirstText(String);
+
+impl<'de> Deserialize<'de> for FirstText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(FirstText::default())
+    }
+}
+
+impl<'de> Visitor<'de> for FirstText {
+    type Value = FirstText;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list of texts")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<FirstText, A::Error> {
+        let first: Option<String> = seq.next_element()?;
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(FirstText(first.unwrap_or_default()))
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Lifecycle {
+    post_start: ValueSize,
+}
+
+/// The key of an expression in a mount.
+const SUB_PATH_EXPR: &str = "subPathExpr";
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct VolumeMount {
+    sub_path_expr: OrNull<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -504,7 +582,7 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T), S: FnMut(usize)> Visitor<'de
 }
 
 /// The group with which a pod is to be placed together.
-fn gang(spec: &Spec, labels: Option<&RawValue>) -> Option<Arc<str>> {
+fn gang(spec: &Spec<'_>, labels: Option<&RawValue>) -> Option<Arc<str>> {
     let text = |text: &OrNull<String>| shown(&text.0, MAX_NAME);
     if let Some(group) = text(&spec.scheduling_group.0.pod_group_name) {
         return Some(format!("group {group}").into());
@@ -673,24 +751,33 @@ fn is_zero(text: &str) -> bool {
 // === conversion ===
 
 /// About as many bytes as the kubelet may write into the status of a pod with this specification.
-fn status_bytes(spec: &Spec) -> u32 {
+fn status_bytes(spec: &Spec<'_>) -> u32 {
     let lists = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
     // Any container may mount any of them.
     let volumes: usize = spec.volumes.0.iter().map(|volume| volume.image.stored()).sum();
-    let of_container = |container: &Container| {
-        let Container { image, working_dir, resources, volume_mounts, security_context, .. } = container;
-        CONTAINER_STATUS
+    let of_container = |container: &Container<'_>| {
+        let Container { image, working_dir, resources, lifecycle, security_context, .. } = container;
+        let variables = container.variables();
+        let (mounts, longest_path) = container.mounts(&variables);
+        // The kubelet names a path that leads out of its volume once, as it is.
+        let expanded =
+            MESSAGE_COPIES.saturating_mul(variables.expanded(container.program())).saturating_add(longest_path);
+        let texts = working_dir.stored() + security_context.0.texts() + lifecycle.0.post_start.stored();
+        let stated = CONTAINER_STATUS
             + IMAGE_COPIES * (image.0.len() + volumes)
             + REQUEST_COPIES * (resources.0.requests.stored() + resources.0.claims.stored())
-            + MESSAGE_COPIES * (working_dir.stored() + security_context.0.texts())
+            + MESSAGE_COPIES * texts
             // The status of each container also has its mounts, and the groups of the pod.
-            + (1 + MESSAGE_COPIES) * (volume_mounts.stored() + spec.security_context.stored())
+            + (1 + MESSAGE_COPIES) * (mounts + spec.security_context.stored());
+        stated.saturating_add(expanded)
     };
-    let containers: usize = lists.into_iter().flat_map(|list| &list.0).map(of_container).sum();
-    u32::try_from(containers + GATE_COPIES * spec.readiness_gates.stored()).unwrap_or(u32::MAX)
+    let containers = lists.into_iter().flat_map(|list| &list.0).map(of_container);
+    let containers = containers.fold(0, usize::saturating_add);
+    let gates = GATE_COPIES * spec.readiness_gates.stored();
+    u32::try_from(containers.saturating_add(gates)).unwrap_or(u32::MAX)
 }
 
-fn containers(spec: &Spec, status: &Status) -> (Vec<PodContainer>, Option<Box<LeftOutContainers>>) {
+fn containers(spec: &Spec<'_>, status: &Status) -> (Vec<PodContainer>, Option<Box<LeftOutContainers>>) {
     let lists = [
         (ContainerKind::Init, &spec.init_containers.0, &status.init_container_statuses.0),
         (ContainerKind::App, &spec.containers.0, &status.container_statuses.0),
@@ -729,7 +816,7 @@ fn leave_out(left_out: &mut LeftOutContainers, limits: &Limits) {
     left_out.number += u32::from(requests_any);
 }
 
-fn container(kind: ContainerKind, spec: &Container, statuses: &[ContainerStatus]) -> Option<PodContainer> {
+fn container(kind: ContainerKind, spec: &Container<'_>, statuses: &[ContainerStatus]) -> Option<PodContainer> {
     let status = statuses.iter().find(|status| status.name == spec.name);
     let restart = restart(&spec.restart_policy.0);
     let limits = &spec.resources.0.limits.0;

@@ -424,6 +424,14 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
         ("/spec/ephemeralContainers", json!([{ "name": "e", "image": image }]), 1024 + 9 * 1007),
         ("/spec/containers/0/volumeMounts", mounts, 6 * (4 + 1 + 9 + 1001 + 8 + 5 * 6)),
         ("/spec/containers/0/workingDir", json!("/abc"), 5 * (4 + 6)),
+        ("/spec/containers/0/command", json!(["abc", "defg"]), 5 * 3),
+        ("/spec/containers/0/args", json!(["abcd", "e"]), 5 * 4),
+        ("/spec/containers/0/args", json!(["$(A)"]), 5 * (4 + 4096)),
+        (
+            "/spec/containers/0/lifecycle",
+            json!({ "postStart": { "exec": { "command": ["a"] } }, "preStop": { "exec": { "command": ["a"] } } }),
+            5 * (12 + 3 * 6),
+        ),
         (
             "/spec/containers/0/securityContext",
             json!({ "seccompProfile": { "localhostProfile": "a".repeat(1000) }, "capabilities": { "add": ["abc"] } }),
@@ -439,9 +447,34 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
     ] {
         assert_eq!(with(path, &part) - before, more, "{path}");
     }
-    for path in ["containers/0/volumeMounts", "containers/0/resources/requests", "securityContext", "readinessGates"] {
+    for path in [
+        "containers/0/volumeMounts",
+        "containers/0/env",
+        "containers/0/command",
+        "containers/0/args",
+        "containers/0/lifecycle",
+        "containers/0/resources/requests",
+        "securityContext",
+        "readinessGates",
+    ] {
         assert_eq!(with(&format!("/spec/{path}"), &Value::Null), before, "{path}");
     }
+}
+
+#[test]
+fn a_path_in_a_volume_counts_as_long_as_its_variables_make_it() {
+    let with = |expression: &str, value: &str| {
+        let mut pod = whole();
+        pod["spec"]["containers"][0]["env"] = json!([{ "name": "A", "value": value }]);
+        pod["spec"]["containers"][0]["volumeMounts"] =
+            json!([{ "name": "v", "subPathExpr": "b" }, { "name": "v", "subPathExpr": expression }]);
+        read(&pod).unwrap().status_bytes as usize
+    };
+    let (before, value) = (with("$(A)", ""), "x".repeat(100_000));
+    assert_eq!(with("$(A)", &value) - before, 100_000);
+    // The kubelet puts all of this into one message.
+    assert!(with(&"$(A)".repeat(16), &value) > MAX_POD);
+    assert!(with(&"a".repeat(16 * 4), &value) < before + 1000, "a variable that no path refers to");
 }
 
 /// A value of any shape in the place of any value of a pod.

@@ -1,0 +1,183 @@
+//! The environment variables of a container, as far as they matter for the size of its pod's status: how long a text can become in
+//! which the kubelet replaces `$(NAME)` by the value of the variable. A value may itself have references to earlier variables, so a
+//! few short values can make a text of any length.
+//!
+//! What must never happen here: a text counts as shorter than the kubelet makes it from values that stand in the pod. Values in a
+//! ConfigMap, in a Secret or in a file are not seen; they count as [`UNSEEN`].
+
+use crate::annotation_keys::MAX_ANNOTATION;
+use crate::pod::OrNull;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::collections::HashMap;
+
+/// Bytes for a value that the pod does not have: the longest path of Linux. A longer value makes no valid path or program name, so
+/// pods that work are not refused.
+const UNSEEN: usize = 4096;
+/// Bytes for a field of the pod other than its annotations: names have at most 253 bytes, labels 63, and two IP addresses 91.
+const FIELD: usize = 253;
+
+/// The variables of a container: the length of the longest value that each can have.
+#[derive(Debug, Default)]
+pub(crate) struct Variables(HashMap<String, usize>);
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Variable {
+    name: OrNull<String>,
+    value: OrNull<String>,
+    value_from: Option<ValueFrom>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ValueFrom {
+    field_ref: Option<FieldRef>,
+    resource_field_ref: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct FieldRef {
+    field_path: OrNull<String>,
+}
+
+impl ValueFrom {
+    /// Bytes of the longest value. The owner of a pod may change its annotations until the container is created.
+    fn longest(&self) -> usize {
+        match (&self.field_ref, &self.resource_field_ref) {
+            (Some(field), _) if field.field_path.0.starts_with("metadata.annotations") => MAX_ANNOTATION,
+            (Some(_), _) | (None, Some(_)) => FIELD,
+            (None, None) => UNSEEN,
+        }
+    }
+}
+
+impl Variables {
+    /// Reads the list `env` of a container. What is not such a list has no variables.
+    pub(crate) fn of(env: Option<&RawValue>) -> Variables {
+        let read = |env: &RawValue| serde_json::from_str::<OrNull<Vec<Variable>>>(env.get()).ok();
+        let mut variables = Variables::default();
+        for Variable { name, value, value_from } in env.and_then(read).unwrap_or_default().0 {
+            let longest = value_from.map_or_else(|| variables.expanded(&value.0), |from| from.longest());
+            // A later variable may be missing where it is optional, and then the earlier one of the same name holds.
+            let known = variables.0.entry(name.0).or_default();
+            *known = longest.max(*known);
+        }
+        variables
+    }
+
+    /// Bytes of the text with the longest values in the place of its references. `$$` is a `$` and begins no reference.
+    pub(crate) fn expanded(&self, text: &str) -> usize {
+        let (mut rest, mut longest) = (text, text.len());
+        while let Some((_, after)) = rest.split_once('$') {
+            let reference = after.strip_prefix('(').and_then(|after| after.split_once(')'));
+            rest = match reference {
+                Some((name, after)) => {
+                    longest = longest.saturating_add(self.0.get(name).copied().unwrap_or(UNSEEN));
+                    after
+                }
+                None => after.strip_prefix('$').unwrap_or(after),
+            };
+        }
+        longest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn variables(env: &Value) -> Variables {
+        Variables::of(Some(&RawValue::from_string(env.to_string()).unwrap()))
+    }
+
+    #[test]
+    fn a_reference_counts_with_the_longest_value_that_it_can_have() {
+        let field = |path: &str| json!({ "fieldRef": { "apiVersion": "v1", "fieldPath": path } });
+        let known = variables(&json!([
+            { "name": "A", "value": "x".repeat(1000) },
+            { "name": "TWICE", "value": "$(A)/$(A)" },
+            { "name": "A", "value": "short" },
+            { "name": "NONE" },
+            { "name": "POD", "valueFrom": field("metadata.name") },
+            { "name": "NOTE", "valueFrom": field("metadata.annotations['a/b']") },
+            { "name": "CPUS", "valueFrom": { "resourceFieldRef": { "resource": "limits.cpu" } } },
+            { "name": "MAP", "valueFrom": { "configMapKeyRef": { "name": "m", "key": "k" } } },
+        ]));
+        for (text, longest) in [
+            ("plain", 5),
+            ("$(A)", 4 + 1000),
+            ("a/$(A)/$(A)", 11 + 2000),
+            ("$(TWICE)", 8 + 9 + 2000),
+            ("$(NONE)", 7),
+            ("$(POD)", 6 + 253),
+            ("$(NOTE)", 7 + 262_144),
+            ("$(CPUS)", 7 + 253),
+            ("$(MAP)", 6 + 4096),
+            ("$(OTHER)", 8 + 4096),
+            ("$$(A)", 5),
+            ("$$$(A)", 6 + 1000),
+            ("$(A", 3),
+            ("$", 1),
+        ] {
+            assert_eq!(known.expanded(text), longest, "{text}");
+        }
+    }
+
+    #[test]
+    fn values_that_refer_to_each_other_are_counted_without_being_written_out() {
+        let level = |n: u32| {
+            let before = format!("$(V{})", n.saturating_sub(1));
+            json!({ "name": format!("V{n}"), "value": if n == 0 { "x".repeat(100) } else { before.repeat(100) } })
+        };
+        let known = variables(&(0..40).map(level).collect());
+        assert!(known.expanded("$(V2)") > 100 * 100 * 100);
+        assert_eq!(known.expanded("$(V39)"), usize::MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn no_list_and_no_text_cause_a_panic(env in "\\PC{0,60}", text in "[$()A-C]{0,30}") {
+            let known = variables(&json!([{ "name": "A", "value": env }, { "name": "B", "value": &text }]));
+            prop_assert!(known.expanded(&text) >= text.len());
+            if let Ok(raw) = RawValue::from_string(env) {
+                Variables::of(Some(&raw)).expanded(&text);
+            }
+        }
+
+        #[test]
+        fn no_text_becomes_longer_than_counted(values in prop::collection::vec("[a$()AB]{0,12}", 3), text in "[a$()AB]{0,20}") {
+            let names = ["A", "B", "AB"];
+            let env: Value = names.iter().zip(&values).map(|(name, value)| json!({ "name": name, "value": value })).collect();
+            let mut known: HashMap<&str, String> = HashMap::new();
+            for (name, value) in names.into_iter().zip(&values) {
+                let value = replaced(value, &known);
+                known.insert(name, value);
+            }
+            prop_assert!(replaced(&text, &known).len() <= variables(&env).expanded(&text));
+        }
+    }
+
+    /// The text as the kubelet makes it: a reference to a variable that is not known stays as it is.
+    fn replaced(text: &str, known: &HashMap<&str, String>) -> String {
+        let (mut out, mut rest) = (String::new(), text);
+        while let Some(at) = rest.find('$') {
+            out.push_str(&rest[..at]);
+            let after = &rest[at + 1..];
+            if let Some(after) = after.strip_prefix('$') {
+                out.push('$');
+                rest = after;
+            } else if let Some((name, after)) = after.strip_prefix('(').and_then(|after| after.split_once(')')) {
+                out.push_str(&known.get(name).cloned().unwrap_or_else(|| format!("$({name})")));
+                rest = after;
+            } else {
+                out.push('$');
+                rest = after;
+            }
+        }
+        out + rest
+    }
+}
