@@ -34,6 +34,8 @@ mod refusal_details;
 mod survey;
 mod filter;
 mod gang;
+mod nominated;
+mod beside;
 mod preempt;
 mod bind;
 mod open_writes;

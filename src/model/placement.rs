@@ -102,6 +102,8 @@ pub struct PlacementRequest {
     pub selection: GpuSelection,
     /// Which nodes and GPUs it prefers.
     pub preference: PlacementPreference,
+    /// Its priority: pods of higher priority may evict it.
+    pub priority: i32,
     /// The gang of the pod, with its namespace: kube-scheduler binds all members of a gang or none.
     pub gang: Option<Arc<str>>,
     /// Whether it also prefers nodes by rules that only kube-scheduler knows: affinity and topology spread.
@@ -120,8 +122,17 @@ impl PlacementRequest {
     #[must_use]
     pub fn asks_the_same(&self, other: &PlacementRequest) -> bool {
         // Named one by one, so that a new field is not forgotten here.
-        let PlacementRequest { uid, pod, version: _, requests, selection, preference, gang: _, prefers_nodes: _ } =
-            self;
+        let PlacementRequest {
+            uid,
+            pod,
+            version: _,
+            requests,
+            selection,
+            preference,
+            priority: _,
+            gang: _,
+            prefers_nodes: _,
+        } = self;
         (uid, pod, requests) == (&other.uid, &other.pod, &other.requests)
             && (selection, preference) == (&other.selection, &other.preference)
     }
@@ -150,6 +161,7 @@ mod tests {
             requests: vec![container.clone()],
             selection: GpuSelection::default(),
             preference: PlacementPreference::default(),
+            priority: 0,
             gang: None,
             prefers_nodes: false,
         };

@@ -136,6 +136,7 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
         requests,
         selection: selection(pod)?,
         preference: preference(pod)?,
+        priority: pod.priority.unwrap_or_default(),
         gang: pod.gang.as_ref().map(|gang| format!("{}/{gang}", pod.name.namespace).into()),
         prefers_nodes: pod.prefers_nodes,
     }))

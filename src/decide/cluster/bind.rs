@@ -71,28 +71,14 @@ impl ClusterState {
     pub fn bind(&mut self, uid: &PodUid, name: &NodeName) -> Result<BindOrder, BindRefusal> {
         let epoch = self.epoch;
         if let Some(location) = self.locations.get(uid) {
-            let at = self.nodes.get(&location.node);
-            if at.is_some_and(|node| node.is_ending(uid)) {
-                return Err(BindRefusal::StillRuns(location.node.clone()));
-            }
-            let reserved = at.and_then(|node| node.ledger().get(uid));
-            return match (location.node == *name, reserved) {
-                (true, Some(reserved)) => Ok(BindOrder {
-                    uid: uid.clone(),
-                    pod: location.pod.clone(),
-                    node: name.clone(),
-                    claim: reserved.claim.clone(),
-                    epoch,
-                    version: location.version,
-                }),
-                _ => Err(BindRefusal::Undecided(location.node.clone())),
-            };
+            return self.bind_again(uid, name, location);
         }
         let request = self.pending.get(uid).map(|pending| pending.request.clone()).ok_or(BindRefusal::NotFiltered)?;
         if let Some(closing) = self.closing(name.as_str()) {
             let why = closing.told_in(&request.pod.namespace);
             return Err(BindRefusal::Closed { node: name.clone(), why });
         }
+        let mut beside = self.nodes.get(name).and_then(|node| self.beside_nominated(&request, node));
         let node = self.nodes.get_mut(name).ok_or_else(|| BindRefusal::UnknownNode(name.clone()))?;
         // The processes are from before an etcd restore; this leader has not seen their claim.
         if node.runs(uid) {
@@ -101,7 +87,11 @@ impl ClusterState {
         // The first try leaves room for the pods that are expected here. Where that fails, the second try ignores them.
         let own = node.take_proposal(uid);
         let placed = {
-            let devices = devices_of_bind(node.devices(), own.as_deref());
+            // Where room is kept for nominated pods, both tries leave it to them.
+            if let Some(beside) = &mut beside {
+                beside.withdraw(uid);
+            }
+            let devices = devices_of_bind(beside.as_ref().unwrap_or(node).devices(), own.as_deref());
             place(&request, &devices, &self.rules.placement, CountedClaims::ClaimsAndProposals)
                 .or_else(|_| place(&request, &devices, &self.rules.placement, CountedClaims::Claims))
         };
@@ -120,6 +110,24 @@ impl ClusterState {
         let location = PodLocation { node: node.clone(), pod: pod.clone(), version, is_being_deleted: false };
         self.locations.insert(uid.clone(), location);
         Ok(BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
+    }
+
+    /// A pod that has a reservation on this node gets the same order again.
+    fn bind_again(&self, uid: &PodUid, name: &NodeName, location: &PodLocation) -> Result<BindOrder, BindRefusal> {
+        let at = self.nodes.get(&location.node);
+        if at.is_some_and(|node| node.is_ending(uid)) {
+            return Err(BindRefusal::StillRuns(location.node.clone()));
+        }
+        let reserved = at.and_then(|node| node.ledger().get(uid)).filter(|_| location.node == *name);
+        let Some(reserved) = reserved else { return Err(BindRefusal::Undecided(location.node.clone())) };
+        Ok(BindOrder {
+            uid: uid.clone(),
+            pod: location.pod.clone(),
+            node: name.clone(),
+            claim: reserved.claim.clone(),
+            epoch: self.epoch,
+            version: location.version,
+        })
     }
 
     /// The order of a reservation again, with the epoch of this term. `None` if the order must not be written now: the pod has no

@@ -1,6 +1,6 @@
 //! The filter and the scores: which of the nodes fit a pod, and how well.
 
-use super::gang;
+use super::beside;
 use super::names::ByName;
 use super::rank;
 use super::recent_scores::{self, NamedScores};
@@ -65,23 +65,28 @@ pub struct ExplainedScore {
 
 /// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best. Until the
 /// pod is bound, filtered again or gone, the proposal counts in the scores of other pods, and like a claim for members
-/// of the pod's gang. A pod whose bind has no known outcome fits only the node where it may be bound. Two calls at the
+/// of the pod's gang. Room that evictions make for a nominated pod is kept for it. A pod whose bind has no known outcome fits only the node where it may be bound. Two calls at the
 /// same moment may propose the same node.
 pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
     let begun = state.with(|state| {
+        state.nominations_at(now);
         let answered = state.answered(&request, nodes.len());
         state.forget_proposal(&request.uid);
         match state.locations.get(&request.uid) {
             Some(location) => ControlFlow::Break(only(location, nodes)),
-            None => ControlFlow::Continue((state.survey(&request), state.scoring(&request), answered)),
+            None => {
+                let for_itself = request.gang.is_some() || state.has_nominated();
+                ControlFlow::Continue((state.survey(&request), state.scoring(&request), answered, for_itself))
+            }
         }
     });
-    let (survey, scoring, answered) = match begun {
+    let (survey, scoring, answered, for_itself) = match begun {
         ControlFlow::Continue(begun) => begun,
         ControlFlow::Break(verdict) => return verdict,
     };
     let verdicts = survey.verdicts(state, &request, nodes);
-    let verdict = ranked((&verdicts, &gang::verdicts(state, &request)), nodes, scoring, answered);
+    let own = if for_itself { beside::verdicts(state, &request) } else { ByName::default() };
+    let verdict = ranked((&verdicts, &own), nodes, scoring, answered);
     let best = verdict.proposed.and_then(|place| nodes.get(place)).copied();
     let scores = named_scores(&verdict, nodes);
     let bound = state.with(|state| {
@@ -120,7 +125,7 @@ struct Answered {
 
 /// Combines the verdicts about the nodes into the verdict of the call.
 fn ranked(
-    (verdicts, of_gang): (&Verdicts<'_>, &ByName<Verdict>),
+    (verdicts, own): (&Verdicts<'_>, &ByName<Verdict>),
     nodes: &[&str],
     scoring: Scoring,
     answered: Answered,
@@ -128,7 +133,7 @@ fn ranked(
     let mut verdict = FilterVerdict { scoring, ..FilterVerdict::default() };
     let (mut fitting, mut suits) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
     for (place, judged) in verdicts.iter().enumerate() {
-        let own = if of_gang.is_empty() { None } else { nodes.get(place).and_then(|name| of_gang.get(*name)) };
+        let own = if own.is_empty() { None } else { nodes.get(place).and_then(|name| own.get(*name)) };
         match own.unwrap_or(judged) {
             Ok(judged) => {
                 fitting.push((place, judged));

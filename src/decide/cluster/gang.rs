@@ -5,13 +5,9 @@
 //!
 //! What must never happen here: the proposals of a gang keep pods of others away from a GPU.
 
-use super::filter::gpu_pod;
-use super::names::ByName;
 use super::node::NodeClaims;
 use super::state::ClusterState;
-use super::survey::{STEP, StateAccess};
-use super::verdicts::{Judged, Verdict};
-use crate::placement::{NodeRefusal, Placement, PlacementNode, RefusalReason};
+use crate::placement::PlacementNode;
 use model::id::{NodeName, PodUid};
 use model::placement::PlacementRequest;
 use std::collections::{BTreeSet, HashMap};
@@ -47,58 +43,16 @@ impl Gangs {
 }
 
 impl ClusterState {
-    /// The devices of a node as this pod may use them: the expected members of its gang count like claims.
-    pub(super) fn devices_for(&self, request: &PlacementRequest, node: &NodeClaims) -> Option<PlacementNode> {
+    /// The devices of a node, on which the expected members of the pod's gang count like claims; `None` if there are none.
+    pub(super) fn devices_beside_gang(&self, request: &PlacementRequest, node: &NodeClaims) -> Option<PlacementNode> {
         node.devices_with(self.gangs.of(request)?)
     }
 
     /// The nodes on which members of the pod's gang are expected.
-    fn gang_nodes(&self, request: &PlacementRequest) -> BTreeSet<NodeName> {
+    pub(super) fn gang_nodes(&self, request: &PlacementRequest) -> BTreeSet<NodeName> {
         let members = self.gangs.of(request).into_iter().flatten();
         members.filter_map(|uid| self.pending.get(uid)?.proposed.clone()).collect()
     }
-
-    /// Judges one node with the expected members of the pod's gang on it.
-    pub(super) fn judge_for_gang(
-        &self,
-        request: &PlacementRequest,
-        node: &NodeClaims,
-    ) -> Result<(Judged, Placement), NodeRefusal> {
-        match self.devices_for(request, node) {
-            Some(devices) if node.closed().is_none() => self.judge_devices(request, &devices, node.has_proposals()),
-            _ => self.judge(request, node),
-        }
-    }
-
-    /// Leaves a proposal for the pod on this node.
-    pub(super) fn propose_on(&mut self, request: &PlacementRequest, name: &str) -> Option<NodeName> {
-        let node = self.nodes.get(name)?;
-        let (_, placement) = self.judge_for_gang(request, node).ok()?;
-        let name = node.name().clone();
-        self.nodes.get_mut(&name)?.propose(&gpu_pod(request), &placement.claim);
-        self.gangs.add(request);
-        Some(name)
-    }
-}
-
-/// The verdicts about the nodes on which other members of the pod's gang are expected; they replace the kept verdicts, which are
-/// the same for pods of any gang.
-pub(super) fn verdicts(state: &impl StateAccess, request: &PlacementRequest) -> ByName<Verdict> {
-    let mut verdicts = ByName::default();
-    if request.gang.is_none() {
-        return verdicts;
-    }
-    let names: Vec<NodeName> = state.with(|state| state.gang_nodes(request)).into_iter().collect();
-    for names in names.chunks(STEP) {
-        state.with(|state| {
-            for name in names {
-                let unknown = || Err(NodeRefusal::whole(RefusalReason::NodeUnregistered));
-                let judged = |node| state.judge_for_gang(request, node).map(|(judged, _)| judged);
-                verdicts.insert(name.clone(), state.nodes.get(name).map_or_else(unknown, judged));
-            }
-        });
-    }
-    verdicts
 }
 
 #[cfg(test)]

@@ -9,22 +9,12 @@
 //! What must never happen here: a pod waits without a bound for processes that never end.
 
 use super::node::NodeClaims;
+use super::nominated::Offer;
 use super::state::ClusterState;
 use crate::placement::{CountedClaims, place};
 use model::id::{NodeName, PodUid};
 use model::placement::PlacementRequest;
 use model::time::Monotonic;
-use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
-
-/// How long a pod waits for the end of pods on its nominated node. Their processes end within the grace period, 30 s unless a pod
-/// names another, and the agent shows that within six seconds. Processes that outlive this are stuck in the driver.
-const ROOM_WITHIN: Duration = Duration::from_secs(60);
-/// Upper bound on the pods that wait. kube-scheduler preempts for one pod at a time, some in a second.
-const MOST: usize = 1024;
-
-/// Upper bound on the pods whose last offer is remembered. An offer has a few hundred nodes with some pods each: 50 KiB.
-const OFFERS: usize = 64;
 
 /// The answer to a question of kube-scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,55 +23,6 @@ pub enum PreemptVerdict {
     Offers(Vec<usize>),
     /// No pod must be evicted: this node, for which kube-scheduler has evicted pods, gets room as soon as they have ended.
     Waits(NodeName),
-}
-
-/// The nodes that were offered for a pod, with the pods that are evicted there if kube-scheduler chooses the node.
-type Offer = Vec<(NodeName, Vec<PodUid>)>;
-
-/// The pods for which kube-scheduler evicts others.
-#[derive(Debug, Default)]
-pub(super) struct NominatedPods {
-    /// Pods that wait until other pods on their nominated node have ended: the node, and the start of the wait.
-    waiting: HashMap<PodUid, (NodeName, Monotonic)>,
-    /// The last offers, oldest first.
-    offers: VecDeque<(PodUid, Offer)>,
-}
-
-impl NominatedPods {
-    /// These evictions are offered for the pod.
-    fn offers(&mut self, uid: &PodUid, offer: Offer) {
-        self.offers.retain(|(other, _)| other != uid);
-        if self.offers.len() >= OFFERS {
-            self.offers.pop_front();
-        }
-        self.offers.push_back((uid.clone(), offer));
-    }
-
-    /// Whether the eviction of `victim` on this node was offered for the pod. The pod watch may not have shown it yet.
-    fn has_offered(&self, uid: &PodUid, node: &NodeName, victim: &PodUid) -> bool {
-        let offers = self.offers.iter().filter(|(pod, _)| pod == uid).flat_map(|(_, offer)| offer);
-        offers.filter(|(name, _)| name == node).any(|(_, victims)| victims.contains(victim))
-    }
-
-    /// Whether the pod may still wait until other pods on this node have ended.
-    fn waits(&mut self, uid: &PodUid, node: &NodeName, now: Monotonic) -> bool {
-        let waiting = &mut self.waiting;
-        if waiting.get(uid).is_none_or(|(before, _)| before != node) {
-            if waiting.len() >= MOST
-                && let Some(oldest) = waiting.iter().min_by_key(|(_, (_, since))| *since).map(|(uid, _)| uid.clone())
-            {
-                waiting.remove(&oldest);
-            }
-            waiting.insert(uid.clone(), (node.clone(), now));
-        }
-        waiting.get(uid).is_some_and(|(_, since)| now.since(*since) < ROOM_WITHIN)
-    }
-
-    /// The pod is bound or gone.
-    pub(super) fn remove(&mut self, uid: &PodUid) {
-        self.waiting.remove(uid);
-        self.offers.retain(|(pod, _)| pod != uid);
-    }
 }
 
 impl ClusterState {
@@ -93,8 +34,9 @@ impl ClusterState {
         if self.locations.get(&request.uid).is_some_and(|location| location.node.as_str() != name) {
             return false;
         }
-        self.nodes.get(name).is_some_and(|node| node.closed().is_none())
-            && self.has_room(request, name, |node| victims.iter().for_each(|uid| node.release(uid)))
+        let Some(mut node) = self.nodes.get(name).filter(|node| node.closed().is_none()).cloned() else { return false };
+        victims.iter().for_each(|uid| node.release(uid));
+        self.has_room(request, node)
     }
 
     /// Which of the planned evictions are carried out: each node with the pods to evict there. `nominated` is the node on which
@@ -118,7 +60,8 @@ impl ClusterState {
         let offer =
             offered.filter_map(|(name, victims)| Some((self.nodes.get(*name)?.name().clone(), victims.to_vec())));
         let offer: Offer = offer.collect();
-        self.nominated.offers(&request.uid, offer);
+        self.nominated.is_at(now);
+        self.nominated.offers(request, offer);
         PreemptVerdict::Offers(places)
     }
 
@@ -126,22 +69,14 @@ impl ClusterState {
     /// being deleted, or are evicted for it, because these pods will release their GPUs. The node may be closed for a moment.
     /// `false` once the pod has waited for a minute.
     fn waits_for_ends(&mut self, request: &PlacementRequest, nominated: &NodeName, now: Monotonic) -> bool {
-        let ends = |uid: &&PodUid| {
-            let ending = self.nodes.get(nominated).is_some_and(|node| node.is_ending(uid));
-            self.is_being_deleted(uid) || ending || self.nominated.has_offered(&request.uid, nominated, uid)
-        };
-        let claims = self.nodes.get(nominated).into_iter().flat_map(|node| node.ledger().claims());
-        let ending: Vec<PodUid> = claims.map(|(uid, _)| uid).filter(ends).cloned().collect();
-        let has_room = self.has_room(request, nominated.as_str(), |node| {
-            ending.iter().for_each(|uid| node.release(uid));
-            // A leader that has won since then has never seen the claim of the evicted pod, only its processes.
-            node.ignore_use();
-        });
-        if !has_room {
-            self.nominated.waiting.remove(&request.uid);
+        self.nominated.is_at(now);
+        let node = self.nodes.get(nominated);
+        if !node.is_some_and(|node| self.has_room(request, self.after_ends(request, node))) {
+            self.nominated.leave(&request.uid);
             return false;
         }
-        self.nominated.waits(&request.uid, nominated, now)
+        self.nominated.add(request, nominated);
+        self.nominated.waits(&request.uid, nominated)
     }
 
     /// Whether the deletion of a pod that holds GPUs was requested.
@@ -157,22 +92,20 @@ impl ClusterState {
         }
     }
 
-    /// Whether the pod fits this node after this change of a copy of it.
-    fn has_room(&self, request: &PlacementRequest, name: &str, change: impl FnOnce(&mut NodeClaims)) -> bool {
-        let Some(node) = self.nodes.get(name) else { return false };
-        let mut node = node.clone();
-        change(&mut node);
-        node.take_proposal(&request.uid);
-        let of_gang = self.devices_for(request, &node);
-        let devices = of_gang.as_ref().unwrap_or_else(|| node.devices());
-        place(request, devices, &self.rules.placement, CountedClaims::Claims).is_ok()
+    /// Whether the pod fits this changed copy of a node.
+    fn has_room(&self, request: &PlacementRequest, mut node: NodeClaims) -> bool {
+        node.withdraw(&request.uid);
+        let own = self.devices_for(request, &node);
+        place(request, own.as_ref().unwrap_or_else(|| node.devices()), &self.rules.placement, CountedClaims::Claims)
+            .is_ok()
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::cluster::StreamId;
+    use crate::cluster::nominated::{MOST, OFFERS};
     use crate::cluster::tests::{bound, cluster, name, slice};
     use crate::placement::tests::uuid;
     use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportedGpu, ReportedPod, ReportedUse};
@@ -180,14 +113,14 @@ mod tests {
     use model::reported_reading::ReportedReading;
     use model::unit::Mib;
 
-    const WHOLE: u64 = 80 * 1024;
+    pub(in crate::cluster) const WHOLE: u64 = 80 * 1024;
 
-    fn second(second: u64) -> Monotonic {
+    pub(in crate::cluster) fn second(second: u64) -> Monotonic {
         Monotonic(second * 1_000_000_000)
     }
 
     /// Two nodes with one GPU each, which pod 0 and pod 1 hold.
-    fn full() -> ClusterState {
+    pub(in crate::cluster) fn full() -> ClusterState {
         let mut cluster = cluster(2, 1);
         for n in 0..2 {
             holds(&mut cluster, n, n);
@@ -196,14 +129,14 @@ mod tests {
     }
 
     /// Pod `n` holds the GPU of this node.
-    fn holds(cluster: &mut ClusterState, n: u32, node: u32) {
+    pub(in crate::cluster) fn holds(cluster: &mut ClusterState, n: u32, node: u32) {
         let share = DeviceShare { device: uuid(node * 100), memory: Some(Mib(WHOLE).bytes()), cores: None };
         let pod = slice(n, WHOLE);
         cluster.pod_is(&pod.uid, Some(&bound(&pod, &name(node), PodClaim::Given(Claim(vec![vec![share]])))));
     }
 
     /// The agent of node 0 reports this number of processes of pod 0.
-    fn processes(cluster: &mut ClusterState, processes: u32) {
+    pub(in crate::cluster) fn processes(cluster: &mut ClusterState, processes: u32) {
         let gpu = ReportedGpu {
             healthy: true,
             memory_total: ReportedReading::UNKNOWN,
@@ -313,9 +246,10 @@ mod tests {
     fn the_memory_of_waiting_pods_is_bounded_and_ends_with_them() {
         let mut cluster = full();
         cluster.pod_is_being_deleted(&slice(0, 1).uid, true);
-        let kept = |cluster: &ClusterState| (cluster.nominated.waiting.len(), cluster.nominated.offers.len());
+        let kept = |cluster: &ClusterState| cluster.nominated.kept();
         for n in 0..u32::try_from(MOST).unwrap() + 10 {
-            let pod = slice(100 + n, WHOLE);
+            // Of pods of one priority only the first would wait for the one GPU.
+            let pod = PlacementRequest { priority: i32::try_from(n).unwrap(), ..slice(100 + n, WHOLE) };
             cluster.preempt(&pod, None, &[("node-1", &[slice(1, 1).uid])], second(n.into()));
             assert!(cluster.waits_for_ends(&pod, &name(0), second(n.into())));
         }

@@ -34,8 +34,8 @@ impl ClusterState {
         };
         let selection = &request.selection;
         let types = with(RefusalReason::CardTypeMismatch);
-        let all = looked_at().filter_map(|node| self.nodes.get(*names.get(node.place)?));
-        let uuids = with(RefusalReason::CardUuidMismatch).next().map(|_| uuid_mismatch(selection, all));
+        let all = || looked_at().filter_map(|node| self.nodes.get(*names.get(node.place)?));
+        let uuids = with(RefusalReason::CardUuidMismatch).next().map(|_| uuid_mismatch(selection, all()));
         let alone = with(RefusalReason::ExclusiveDeviceAllocateConflict).next();
         let exhausted = with(RefusalReason::CardComputeUnitsExhausted).next();
         let closed = with(RefusalReason::NodeClosed).next();
@@ -44,6 +44,7 @@ impl ClusterState {
             uuids,
             alone.and_then(|node| self.not_alone(request, node)),
             exhausted.and_then(|node| self.exhausted(request, node)),
+            all().find_map(|node| self.kept_for_nominated(request, node)),
             closed.and_then(|node| {
                 let why = self.closing(node.name().as_str())?.told_in(&request.pod.namespace);
                 Some(format!("{} takes no new GPU pods: {why}", node.name()))

@@ -3,7 +3,7 @@
 use super::gang::Gangs;
 use super::names::ByName;
 use super::node::NodeClaims;
-use super::preempt::NominatedPods;
+use super::nominated::NominatedPods;
 use super::recent_pods::RecentPods;
 use super::recent_scores::RecentScores;
 use super::refused_pods::RefusedPods;
@@ -120,7 +120,7 @@ pub struct ClusterState {
     pub(super) gangs: Gangs,
     /// Pods that no node fits.
     pub(super) refused: RefusedPods,
-    /// Pods that wait until other pods on their nominated node have ended.
+    /// Pods that wait for room on their nominated nodes, because other pods there end.
     pub(super) nominated: NominatedPods,
     /// Pods that are gone, and get no proposal.
     pub(super) gone: RecentPods,

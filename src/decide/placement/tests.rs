@@ -58,6 +58,7 @@ pub(crate) fn pod(n: u32, requests: Vec<ContainerRequest>) -> PlacementRequest {
         requests,
         selection: GpuSelection::default(),
         preference: PlacementPreference::default(),
+        priority: 0,
         gang: None,
         prefers_nodes: false,
     }
