@@ -149,6 +149,9 @@ impl LockedCluster {
             self.unshown.lock().remove(&pod.uid);
         }
         let has_place = take_over(&mut cluster, pod, shown);
+        let waits = pod.node.is_none() && pod.deleted_at.is_none() && !pod.ended();
+        let nominated = pod.nominated.as_ref().filter(|_| waits);
+        cluster.nomination_is(&pod.uid, nominated, pod.version, clock::monotonic());
         let mut deferred = self.deferred.lock();
         match has_place {
             true => deferred.remove(&pod.uid),
@@ -268,6 +271,7 @@ impl LockedCluster {
         let mut cluster = self.cluster.lock();
         self.deferred.lock().remove(uid);
         cluster.pod_is_left_out(uid);
+        cluster.nomination_is(uid, None, None, clock::monotonic());
     }
 
     /// Takes over a Node, and the pods that were bound to it before it was known.
@@ -360,15 +364,25 @@ impl LockedCluster {
         self.plain.lock().get(uid)
     }
 
-    /// Decides which of these nodes fit.
-    pub(super) fn filter(&self, request: PlacementRequest, nodes: &[&str]) -> FilterVerdict {
+    /// Decides which of these nodes fit. If none fits, the node to which kube-scheduler has nominated the pod keeps room for it.
+    pub(super) fn filter(
+        &self,
+        request: PlacementRequest,
+        nominated: Option<&NodeName>,
+        nodes: &[&str],
+    ) -> FilterVerdict {
         let now = clock::monotonic();
         self.plain.lock().forget(&request.uid);
         let mut cluster = self.cluster.lock();
         cluster.agents_at(now);
         cluster.forget_pending(forgotten_before(now));
         drop(cluster);
-        cluster::filter(self, request, nodes, now)
+        let nominated = nominated.map(|node| (request.clone(), node));
+        let verdict = cluster::filter(self, request, nodes, now);
+        if let Some((request, node)) = nominated.filter(|_| verdict.fit.is_empty()) {
+            self.cluster.lock().is_nominated(&request, node, now);
+        }
+        verdict
     }
 
     /// The scores of these nodes in the pod's newest filter call.
@@ -400,7 +414,9 @@ impl LockedCluster {
         node: &NodeName,
     ) -> Result<(BindOrder, Option<PlacementRequest>), BindRefusal> {
         let mut cluster = self.cluster.lock();
-        cluster.agents_at(clock::monotonic());
+        let now = clock::monotonic();
+        cluster.agents_at(now);
+        cluster.nominations_at(now);
         let reserved = cluster.claim_of(uid).is_some();
         let asked = cluster.asked(uid).filter(|_| !reserved).cloned();
         let order = cluster.bind(uid, node);
@@ -646,10 +662,13 @@ fn nanos(span: Duration) -> u64 {
 mod tests {
     use super::*;
     use model::claim::{Claim, DeviceShare};
-    use model::followed_node::MAX_CLUSTER_NODES;
+    use model::followed_node::{MAX_CLUSTER_NODES, NodeFacts};
     use model::id::ObjectUid;
-    use model::unit::Mib;
+    use model::registered::RegisteredGpu;
+    use model::time::WallTime;
+    use model::unit::{CorePercent, Mib};
     use serde_json::json;
+    use std::collections::BTreeSet;
     use wire::annotation_keys::ALLOCATED;
 
     /// A running pod with a claim on a GPU of node n1.
@@ -779,6 +798,45 @@ mod tests {
         // From now on the node is known.
         cluster.pod_is(&second);
         assert_eq!(node(&second), Some("n1".into()));
+    }
+
+    #[test]
+    fn the_watch_shows_for_which_pod_evictions_make_room() {
+        let (cluster, node) = (cluster(), NodeName::parse("n1").unwrap());
+        let gpu = RegisteredGpu {
+            uuid: GpuUuid::parse("GPU-0").unwrap(),
+            index: 0,
+            slots: 10,
+            memory: Mib(1500),
+            cores: CorePercent(100),
+            product: "NVIDIA H100".into(),
+            numa: 0,
+            mode: "hami-core".into(),
+            healthy: true,
+            mig_profiles: Vec::new(),
+        };
+        let (uid_of_node, cordoned, links) = (ObjectUid::parse("uid-1").unwrap(), BTreeSet::new(), BTreeMap::new());
+        let register = Ok(vec![gpu]);
+        cluster.cluster.lock().node_is(&NodeFacts { uid: uid_of_node, name: node.clone(), register, cordoned, links });
+        let waits = |number, priority| Pod { uid: uid(number), node: None, priority: Some(priority), ..pod() };
+        let asked = |pod: &Pod| placement::of(pod, cluster.rules()).unwrap().unwrap();
+        let (urgent, lower) = (Pod { nominated: Some(node), ..waits(9, 10) }, waits(5, 0));
+        let is_kept = || cluster.filter(asked(&lower), None, &["n1"]).fit.is_empty();
+        let victims = [uid(1)];
+        assert_eq!(cluster.preempt(&asked(&urgent), None, &[("n1", &victims)]), PreemptVerdict::Offers(vec![0]));
+        assert!(!is_kept());
+        for over in [Pod { nominated: None, ..urgent.clone() }, Pod { deleted_at: Some(WallTime(1)), ..urgent.clone() }]
+        {
+            cluster.preempt(&asked(&urgent), None, &[("n1", &victims)]);
+            cluster.pod_is(&Arc::new(urgent.clone()));
+            assert!(is_kept());
+            cluster.pod_is(&Arc::new(over));
+            assert!(!is_kept());
+        }
+        cluster.preempt(&asked(&urgent), None, &[("n1", &victims)]);
+        cluster.pod_is(&Arc::new(urgent.clone()));
+        cluster.pod_is_left_out(&urgent.uid);
+        assert!(!is_kept());
     }
 
     /// Then each pod is read before it is bound.

@@ -73,7 +73,7 @@ impl Verbs {
         };
         let names: Vec<&str> = nodes.names().collect();
         let asked = request.clone();
-        let verdict = self.cluster.filter(request, &names);
+        let verdict = self.cluster.filter(request, pod.nominated.as_ref(), &names);
         let reasons = ReasonTexts::of(&verdict.refused);
         let nominated = pod.nominated.as_ref().and_then(|node| names.iter().position(|name| *name == node.as_str()));
         let failed: Vec<FailedNode<'_>> = reasons.failed(&verdict.refused, nominated);

@@ -140,7 +140,7 @@ fn hidden(pod: &Pod, rules: &RequestRules) -> Option<String> {
         container.limits_left_out > 0
             && (container.requests_left_out || resource::count(rules, &amounts(container)) > 0)
     };
-    let container = pod.containers.iter().find(unknown)?;
+    let container = own_containers(pod).find(unknown)?;
     let (more, most) = (container.limits_left_out, model::pod::MAX_RESOURCES);
     let name = &container.name;
     Some(format!("container {name}: names {more} extended resources more than the {most} that the agent reads"))
