@@ -395,7 +395,13 @@ pods!(
     importance_on_node
 );
 // Everyone who may create pods can create any number of them that hold no GPU.
-pods!(AllPods, (MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES), Some(500), |_| None, importance_in_cluster);
+pods!(
+    AllPods,
+    (MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES),
+    Some(500),
+    |_| None,
+    importance_in_cluster
+);
 
 impl Followed for AllNodes {
     const MOST: usize = MAX_CLUSTER_NODES;
@@ -535,6 +541,9 @@ mod tests {
         let mut more = object.clone();
         more["spec"]["containers"] = (0..128).map(|_| object["spec"]["containers"][0].clone()).collect();
         assert!(memory(&more) - memory(&object) > 127 * 100);
+    }
+
+    #[test]
     fn of_a_pod_without_gpus_the_agent_keeps_only_containers_that_the_kubelet_has_begun_with() {
         let mut object: Value = serde_json::from_str(&pod(&json!({}), |_| json!({ "nvidia.com/gpu": "0" }))).unwrap();
         assert!(pods_of_node().decode(&object.to_string()).unwrap().containers.is_empty());

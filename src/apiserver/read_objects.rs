@@ -62,11 +62,14 @@ impl<K: Followed> ReadObjects<K> {
         }
         let is_held = |object: &ReadObject<K>| object.as_ref().is_ok_and(|one| store.get(K::uid_of(one)).is_some());
         let mut stays: Vec<bool> = self.objects.iter().map(is_held).collect();
-        let held = self.objects.iter().zip(&stays).filter(|(_, stays)| **stays);
-        self.taken = held.fold(Taken::default(), |taken, (object, _)| taken.with::<K>(object));
+        self.taken = Taken::default();
         for level in IMPORTANCES {
-            let new = self.objects.iter().zip(&mut stays).filter(|(_, stays)| !**stays);
-            for (object, stays) in new.filter(|(object, _)| importance::<K>(object) == level) {
+            let of_level = |object: &&ReadObject<K>| importance::<K>(object) == level;
+            // The store gives the place of an object that it holds to a new one that matters more.
+            let held = self.objects.iter().zip(&stays).filter(|(object, held)| **held && of_level(object));
+            self.taken = held.fold(self.taken, |taken, (object, _)| taken.with::<K>(object));
+            let new = self.objects.iter().zip(&mut stays).filter(|(object, held)| !**held && of_level(object));
+            for (object, stays) in new {
                 let with = self.taken.with::<K>(object);
                 if with.fits::<K>() {
                     (self.taken, *stays) = (with, true);

@@ -378,6 +378,7 @@ mod tests {
     use model::id::PodUid;
     use model::pod::{MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod, PodPhase};
     use model::pod_memory::MAX_NODE_PODS_BYTES;
+    use wire::annotation_keys::ALLOCATED;
 
     type Pods = Store<PodsOfNode>;
     type ReadPod = ReadObject<PodsOfNode>;
@@ -518,9 +519,10 @@ mod tests {
         assert_eq!((store.list().pods.len(), store.list().left_out), (0, 0));
     }
 
-    /// A pod with a text of this many MiB, which all such pods of a test share.
+    /// A pod with a claim and a text of this many MiB, which all such pods of a test share.
     fn large(number: usize, phase: &str, mib: usize, text: &Arc<str>) -> Pod {
-        let annotations = (0..mib).map(|at| (format!("a/{at}").into(), Arc::clone(text))).collect();
+        let texts = (0..mib).map(|at| (format!("a/{at}").into(), Arc::clone(text)));
+        let annotations = texts.chain([(ALLOCATED.into(), "x".into())]).collect();
         Pod { annotations, ..pod(number, phase).unwrap() }
     }
 
@@ -564,12 +566,12 @@ mod tests {
         // The last of the pods that hold nothing are left out, unless the store has them.
         read.add(of(100..120, "Failed"), &store);
         assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, 20));
-        // Then all of them, and the last of the others.
+        // Then all of them, and the last of the others: the store gives them the places of those that it holds.
         read.add(of(200..200 + MOST, "Running"), &store);
-        assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, MOST - 1 + 21));
+        assert_eq!((read.objects.len(), read.left_out.len()), (20 + MOST - 1, MOST));
         assert!((100..120).all(|number| !read.left_out.contains(&uid(number))));
         let last = read.objects.last().unwrap().as_ref().unwrap();
-        assert_eq!(last.uid, uid(200 + MOST - 22));
+        assert_eq!(last.uid, uid(200 + MOST - 2));
     }
 
     #[test]
@@ -665,6 +667,19 @@ mod tests {
             Some(PodPhase::Pending),
             "pods that may hold GPUs come before those that only request them"
         );
+    }
+
+    #[test]
+    fn a_list_shows_a_pod_that_matters_more_than_those_of_a_full_store() {
+        let mut store = Pods::default();
+        let full = || (0..MAX_POD_OBJECTS).map(|number| pod(number, "Pending"));
+        listed(&mut store, full().collect());
+        let mut read = ReadObjects::<PodsOfNode>::default();
+        read.add(full().chain([gpu_pod(MAX_POD_OBJECTS, WAITING), gpu_pod(MAX_POD_OBJECTS + 1, "")]), &store);
+        assert_eq!((read.objects.len(), read.left_out.len()), (MAX_POD_OBJECTS + 2, 0));
+        store.listed(read.objects, read.left_out, Answer::MayLag);
+        assert_eq!((store.list().pods.len(), store.list().left_out), (MAX_POD_OBJECTS, 2));
+        assert!(store.get(&uid(MAX_POD_OBJECTS)).is_some() && store.get(&uid(MAX_POD_OBJECTS + 1)).is_some());
     }
 
     #[test]

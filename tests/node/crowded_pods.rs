@@ -70,7 +70,9 @@ fn pods_that_look_like_mirror_pods_keep_no_gpu_pod_from_starting() {
     let gpus = agent.get("/api/v1/gpus").json();
     let uuid = gpus["gpus"][0]["uuid"].as_str().unwrap();
     // More pods of the attacker, until nothing is left.
-    (PODS..2 * PODS).for_each(|number| server.put("pods", mirror(number, &none)));
+    for number in PODS..2 * PODS {
+        server.put("pods", mirror(number, &none));
+    }
     for (slot, pod) in [claimed, begun].into_iter().enumerate() {
         let (name, slot) = (pod["metadata"]["name"].as_str().unwrap().to_owned(), format!("{uuid}-{slot}"));
         kubelet.admits(pod["metadata"]["uid"].as_str().unwrap(), &slot);
