@@ -279,6 +279,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             let version = &*version.get_or_insert_with(|| std::mem::take(&mut page.version));
             let Some(token) = page.next.clone() else {
                 read.add(page.objects(&self.kind), &self.store);
+                read.leave_out(&self.store);
                 let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
                 return Ok((answer, ReadList { version: version.clone(), read }));
             };

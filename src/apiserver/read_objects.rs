@@ -16,6 +16,8 @@ pub(crate) struct ReadObjects<K: Followed> {
     pub(crate) objects: Vec<ReadObject<K>>,
     /// What they take of the bounds.
     taken: Taken,
+    /// What they took when objects were last left out.
+    taken_before: Taken,
     /// The objects that are not among them, because there are too many; at most as many as can be held.
     pub(crate) left_out: BTreeSet<K::Uid>,
 }
@@ -45,18 +47,34 @@ impl Taken {
 
 impl<K: Followed> Default for ReadObjects<K> {
     fn default() -> Self {
-        ReadObjects { objects: Vec::new(), taken: Taken::default(), left_out: BTreeSet::new() }
+        ReadObjects {
+            objects: Vec::new(),
+            taken: Taken::default(),
+            taken_before: Taken::default(),
+            left_out: BTreeSet::new(),
+        }
     }
 }
 
 impl<K: Followed> ReadObjects<K> {
-    /// Adds the objects of a page. If there are more objects than the store may hold, those that matter least are left out, and of
-    /// equal ones the last. An object that the store holds stays: if the list did not show it, it would be read by its name.
+    /// Adds the objects of a page.
     pub(crate) fn add(&mut self, page: impl Iterator<Item = ReadObject<K>>, store: &Store<K>) {
         for object in page {
             self.taken = self.taken.with::<K>(&object);
             self.objects.push(object);
         }
+        // Not after each page: of 600,000 objects there are 1,200 pages.
+        let (now, before) = (self.taken, self.taken_before);
+        let grown = now.objects - before.objects > K::MOST / 8
+            || K::MOST_BYTES.is_some_and(|most| now.bytes - before.bytes > most / 8);
+        if grown {
+            self.leave_out(store);
+        }
+    }
+
+    /// If there are more objects than the store may hold, those that matter least are left out, and of equal ones the last. An object
+    /// that the store holds stays: if the list did not show it, it would be read by its name.
+    pub(crate) fn leave_out(&mut self, store: &Store<K>) {
         if self.taken.fits::<K>() {
             return;
         }
@@ -76,6 +94,7 @@ impl<K: Followed> ReadObjects<K> {
                 }
             }
         }
+        self.taken_before = self.taken;
         let mut stays = stays.into_iter();
         self.objects.retain(|object| {
             let stays = stays.next().unwrap_or_default();

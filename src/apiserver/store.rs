@@ -565,9 +565,11 @@ mod tests {
         assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, 0));
         // The last of the pods that hold nothing are left out, unless the store has them.
         read.add(of(100..120, "Failed"), &store);
+        read.leave_out(&store);
         assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, 20));
         // Then all of them, and the last of the others: the store gives them the places of those that it holds.
         read.add(of(200..200 + MOST, "Running"), &store);
+        read.leave_out(&store);
         assert_eq!((read.objects.len(), read.left_out.len()), (20 + MOST - 1, MOST));
         assert!((100..120).all(|number| !read.left_out.contains(&uid(number))));
         let last = read.objects.last().unwrap().as_ref().unwrap();
@@ -676,6 +678,7 @@ mod tests {
         listed(&mut store, full().collect());
         let mut read = ReadObjects::<PodsOfNode>::default();
         read.add(full().chain([gpu_pod(MAX_POD_OBJECTS, WAITING), gpu_pod(MAX_POD_OBJECTS + 1, "")]), &store);
+        read.leave_out(&store);
         assert_eq!((read.objects.len(), read.left_out.len()), (MAX_POD_OBJECTS + 2, 0));
         store.listed(read.objects, read.left_out, Answer::MayLag);
         assert_eq!((store.list().pods.len(), store.list().left_out), (MAX_POD_OBJECTS, 2));

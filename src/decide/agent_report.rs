@@ -84,6 +84,9 @@ fn add_running(report: &mut AgentReport, view: &NodeView, stages: &SharingStages
         }
     }
     let room = MAX_REPORTED_PODS.saturating_sub(report.pods.len());
+    let mut others: Vec<_> = others.into_iter().collect();
+    // If there is no room for all, those that hold GPUs come first.
+    others.sort_by_key(|(uid, (_, uses))| uses.is_empty() && !stages.gone.contains_key(uid));
     for (uid, (has_containers, mut uses)) in others.into_iter().take(room) {
         // A leader that does not know the claim learns from these which GPUs the containers may use.
         for device in stages.gone.get(&uid).into_iter().flatten().take(MAX_REPORTED_USES - uses.len()) {

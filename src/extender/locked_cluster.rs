@@ -270,8 +270,8 @@ impl LockedCluster {
         self.large.lock().remove(uid);
         let mut cluster = self.cluster.lock();
         self.deferred.lock().remove(uid);
+        // Its nomination stays: the pod still waits, for a minute at most.
         cluster.pod_is_left_out(uid);
-        cluster.nomination_is(uid, None, None, clock::monotonic());
     }
 
     /// Takes over a Node, and the pods that were bound to it before it was known.
@@ -836,7 +836,7 @@ mod tests {
         cluster.preempt(&asked(&urgent), None, &[("n1", &victims)]);
         cluster.pod_is(&Arc::new(urgent.clone()));
         cluster.pod_is_left_out(&urgent.uid);
-        assert!(!is_kept());
+        assert!(is_kept(), "it still waits");
     }
 
     /// Then each pod is read before it is bound.

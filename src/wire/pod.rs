@@ -787,7 +787,8 @@ fn containers(spec: &Spec<'_>, status: &Status) -> (Vec<PodContainer>, Option<Bo
     let mut left_out = LeftOutContainers::default();
     for (kind, specs, statuses) in lists {
         for spec in specs {
-            match container(kind, spec, statuses).filter(|_| kept.len() < MAX_CONTAINERS) {
+            let has_place = kept.len() < MAX_CONTAINERS;
+            match has_place.then(|| container(kind, spec, statuses)).flatten() {
                 Some(container) => kept.push(container),
                 // The API server accepts no resources for ephemeral containers, so no request is lost.
                 None if kind == ContainerKind::Ephemeral => {}

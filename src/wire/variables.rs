@@ -71,14 +71,14 @@ impl Variables {
     pub(crate) fn expanded(&self, text: &str) -> usize {
         let (mut rest, mut longest) = (text, text.len());
         while let Some((_, after)) = rest.split_once('$') {
-            let reference = after.strip_prefix('(').and_then(|after| after.split_once(')'));
-            rest = match reference {
-                Some((name, after)) => {
-                    longest = longest.saturating_add(self.0.get(name).copied().unwrap_or(UNSEEN));
-                    after
-                }
-                None => after.strip_prefix('$').unwrap_or(after),
+            let Some(name) = after.strip_prefix('(') else {
+                rest = after.strip_prefix('$').unwrap_or(after);
+                continue;
             };
+            // Without an end of this reference there is none of a later one. The text may have a megabyte of beginnings.
+            let Some((name, after)) = name.split_once(')') else { break };
+            longest = longest.saturating_add(self.0.get(name).copied().unwrap_or(UNSEEN));
+            rest = after;
         }
         longest
     }

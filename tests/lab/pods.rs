@@ -81,13 +81,19 @@ impl Pods {
         Ok(pods)
     }
 
+    /// The UID of the pod with this number.
+    #[must_use]
+    pub fn uid(number: u32) -> String {
+        format!("{MARK}{number:012x}")
+    }
+
     /// Makes pod `number` with `containers` containers in a new network namespace. Each container runs `command`
     /// (program and arguments), which must not end by itself.
     ///
     /// # Errors
     /// If a cgroup or process cannot be made.
     pub fn add(&mut self, number: u32, containers: u32, command: &[&str]) -> io::Result<&FakePod> {
-        let uid = format!("{MARK}{number:012x}");
+        let uid = Pods::uid(number);
         let quoted: Vec<String> = command.iter().map(|word| format!("'{word}'")).collect();
         let quoted = quoted.join(" ");
         // The shell starts the other containers inside the new namespace, prints their process ids, and becomes the first

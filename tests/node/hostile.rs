@@ -221,6 +221,9 @@ fn a_pod_whose_status_may_be_larger_than_etcd_stores_is_not_bound() {
         with(1, &image(300_000)),
         with(2, &|containers| containers[0]["volumeMounts"] = mount.clone()),
         with(3, &|containers| containers.as_array_mut().unwrap().extend((0..1300).map(plain))),
+        // References to variables that do not end. If each were looked for to the end of the text, this would take longer than
+        // the client waits.
+        with(6, &|containers| containers[0]["command"] = json!(["$(".repeat(700_000)])),
     ] {
         let name = &asks["metadata"]["name"];
         assert!(is_too_large(&extender, &asks), "{name}");

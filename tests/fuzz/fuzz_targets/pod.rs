@@ -1,5 +1,5 @@
 //! Pods of the API server: every input gives a pod within the limits, or an error, and the scheduler's reading of a pod that is
-//! bound (`bound_pod`) has the UID of the API server.
+//! bound (`bound_pod`) has the UID of the API server. The size of a pod's status counts its commands with their `variables`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

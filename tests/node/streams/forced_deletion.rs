@@ -15,7 +15,7 @@ const NUMBER: u32 = 0xf0cd;
 #[test]
 fn a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_containers_are_gone() {
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
-    let uid = pods.add(NUMBER, 1, &["sleep", "1000"]).unwrap().uid.clone();
+    let uid = Pods::uid(NUMBER);
     let server = FakeApiServer::start();
     bare_node(&server);
     let extender = StreamExtender::led(&server);
@@ -28,6 +28,7 @@ fn a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_containers_are_gone() 
     server.put("pods", first.clone());
     eventually("an open node", SOON, || extender.fits(&first, NODE).ok());
     assert_eq!(extender.bind(&first, NODE), "");
+    pods.add(NUMBER, 1, &["sleep", "1000"]).unwrap();
     let mut runs = server.object("pods", "ml", "train-force").unwrap();
     let running = json!({ "running": { "startedAt": "2026-11-21T10:00:01Z" } });
     runs["status"] = json!({ "phase": "Running", "containerStatuses": [{ "name": "main", "state": running }] });

@@ -342,7 +342,7 @@ fn a_container_of_a_pod_that_the_agent_does_not_know_yet_neither_starts_its_clai
     // It is gone: the kubelet will not call `Allocate` for it any more.
     let leaving = AgentReport { phase: AgentPhase::Leaving, ..early(&pod.uid) };
     cluster.agent_reports(FIRST, leaving, NOW).unwrap();
-    assert_eq!(cluster.leader_view(&name(0)).awaited, [pod.uid.clone()]);
+    assert_eq!(cluster.leader_view(&name(0)).awaited, std::slice::from_ref(&pod.uid));
     cluster.pod_gone(&pod.uid);
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Bound));
     assert!(cluster.leader_view(&name(0)).awaited.is_empty());
