@@ -317,12 +317,13 @@ impl LockedCluster {
         self.known.borrow().pods.is_some()
     }
 
-    /// Whether a pod has a claim and the watch has not shown it bound since its order was made.
+    /// Whether a pod holds GPUs and the watch has not shown it bound since its order was made. It holds some even if its claim was
+    /// overwritten meanwhile.
     pub(super) fn claim_is_unshown(&self, uid: &PodUid) -> bool {
         // Another order of the pod could begin between two separate checks, and would lose its entry.
         let cluster = self.cluster.lock();
         let mut unshown = self.unshown.lock();
-        if cluster.claim_of(uid).is_none() {
+        if cluster.holder(uid).is_none() {
             unshown.remove(uid);
         }
         unshown.contains_key(uid)
@@ -711,6 +712,18 @@ mod tests {
         // After a restore of etcd the watch shows the pod again.
         cluster.pod_is(&Arc::new(pod.clone()));
         assert!(is_claimed());
+    }
+
+    /// Otherwise nobody would notice the end of a pod that the watch never shows, and its node would stay closed.
+    #[test]
+    fn a_claim_that_was_overwritten_before_the_watch_showed_it_counts_as_not_shown() {
+        let (cluster, pod) = (cluster(), pod());
+        cluster.unshown.lock().insert(pod.uid.clone(), None);
+        cluster.pod_was_read(&Pod { annotations: vec![(ALLOCATED.into(), "?;GPU-0".into())], ..pod.clone() });
+        assert_eq!(cluster.claim_of(&pod.uid), None);
+        assert!(cluster.claim_is_unshown(&pod.uid));
+        cluster.pod_gone(&pod.uid);
+        assert!(!cluster.claim_is_unshown(&pod.uid));
     }
 
     #[test]

@@ -209,6 +209,13 @@ impl ClusterState {
         }
     }
 
+    /// Whether room on this node is kept for another pod than this one.
+    #[must_use]
+    pub fn keeps_room_for_another(&self, uid: &PodUid, node: &NodeName) -> bool {
+        let here = self.nominated.on_node.get(node).into_iter().flatten();
+        here.filter(|one| *one != uid).any(|one| self.nominated.waits(one, node))
+    }
+
     /// Whether there are nominated pods.
     pub(super) fn has_nominated(&self) -> bool {
         !self.nominated.waiting.is_empty()

@@ -126,7 +126,8 @@ pub(super) type Waits = BTreeMap<PodUid, (String, Monotonic)>;
 const WAITS: Duration = Duration::from_secs(60);
 
 /// What must also hold: no eviction is offered while a whole GPU becomes free for each that the pod requests, on the node to which
-/// it is nominated, once the pods there have ended that are being deleted or whose processes linger.
+/// it is nominated, once the pods there have ended that are being deleted or whose processes linger. That room may be kept for
+/// another nominated pod.
 pub(super) fn check_wait(
     cluster: &ClusterState,
     question: &str,
@@ -138,7 +139,10 @@ pub(super) fn check_wait(
     let pod = PodUid::parse(uid).map_err(|why| why.to_string())?;
     let nominated = question["Pod"]["status"]["nominatedNodeName"].as_str().unwrap_or_default();
     let node = NodeName::parse(nominated).ok().and_then(|name| cluster.node(&name));
-    let Some(node) = node.filter(|node| becomes_free(cluster, node, &question["Pod"]["spec"])) else {
+    let waits_for = |node: &&NodeClaims| {
+        !cluster.keeps_room_for_another(&pod, node.name()) && becomes_free(cluster, node, &question["Pod"]["spec"])
+    };
+    let Some(node) = node.filter(waits_for) else {
         waits.remove(&pod);
         return Ok(());
     };

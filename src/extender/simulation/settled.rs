@@ -39,11 +39,7 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
             closed.filter(|why| matches!(why, ClosedReason::UnknownClaim(_)))
         });
         if let Some(why) = unknown {
-            return Err(format!(
-                "{} is closed, and its agent refuses pods without a claim: {}",
-                machine.name,
-                why.word()
-            ));
+            return Err(format!("{} is closed, and its agent refuses pods without a claim: {why:?}", machine.name));
         }
     }
     for other in others {
