@@ -65,8 +65,8 @@ pub struct ExplainedScore {
 
 /// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best. Until the
 /// pod is bound, filtered again or gone, the proposal counts in the scores of other pods, and like a claim for members
-/// of the pod's gang. Room that evictions make for a nominated pod is kept for it. A pod whose bind has no known outcome fits only the node where it may be bound. Two calls at the
-/// same moment may propose the same node.
+/// of the pod's gang. Room that evictions make for a nominated pod is kept for it. A pod whose bind has no known outcome
+/// fits only the node where it may be bound. Two calls at the same moment may propose the same node.
 pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
     let begun = state.with(|state| {
         state.nominations_at(now);
