@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// copies while a list is read. It has room for 64 KiB of each pod; an ordinary one takes some KiB.
 pub const MAX_NODE_PODS_BYTES: usize = 64 << 20;
 /// Upper bound on the memory of the pods of a cluster. While a list is read there are two copies, so this leaves 224 MiB of an
-/// extender's memory limit in the chart (512 MiB); with 5,000 streams and 50,000 claims the rest of an extender takes about 160 MiB.
-/// It has room for 200,000 pods without GPUs, or for 90,000 pods with claims.
+/// extender's memory limit in the chart (512 MiB). With 5,000 streams and 50,000 claims a whole extender, these pods included, takes
+/// 215 MiB (tests/bench/runs). By the count of [`Pod::memory`] there is room for about 200,000 pods without GPUs, or 90,000 with claims.
 pub const MAX_CLUSTER_PODS_BYTES: usize = 144 << 20;
 
 /// Bytes of a text beside its characters: the two counts of an `Arc`, and what an allocator rounds up.
