@@ -6,12 +6,14 @@
 //!    │ └─ not shown ─▶ absence ── get ────┘
 //!    └─────────────────┤ │
 //!      new list: 410,  └─┘  ends or fails: the next watch starts at the newest version
-//!      quiet or wanted
+//!      quiet, wanted,
+//!      or room again
 //! ```
 //!
 //! The newest version is that of the last event, or that of the list if there was no event. After a failure the
 //! follower waits before the next request. A new list follows an answer 400, 404, 410, 422 or 504, an answer that is too
-//! large or cannot be read, and a watch that was quiet for too long.
+//! large or cannot be read, and a watch that was quiet for too long. It also follows if an eighth of the places becomes free
+//! while objects that may hold devices are left out.
 
 use crate::absence::Absences;
 use crate::chance;
@@ -36,6 +38,8 @@ const LASTS: Duration = Duration::from_secs(150);
 const QUIET: Duration = Duration::from_secs(75);
 /// Changes within this time are reported together: fifty pods that start at once cause one report.
 const TOGETHER: Duration = Duration::from_millis(20);
+/// Shortest time between the begin of a watch and a new list because there is room again for objects that are left out.
+const LISTED_APART: Duration = Duration::from_secs(5);
 /// A watch counts as working once it has lasted this long or has sent an event.
 const WORKS: Duration = Duration::from_secs(2);
 /// Maximum number of changes that wait for a report: more than a large cluster causes in 20 ms. Each takes two
@@ -353,6 +357,12 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                     Ok(Ok(Some(piece))) => {
                         heard = Instant::now();
                         works |= self.take_piece(&mut stream, piece.as_ref(), answer)?;
+                        if begun.elapsed() >= LISTED_APART && self.store.has_room_again() {
+                            // No event would bring them back.
+                            self.position.seen = self.position.version.take().or(self.position.seen.take());
+                            tracing::debug!(kind = K::NAME, "a new list is read: there is room for objects that are left out");
+                            return Ok(());
+                        }
                     }
                     // The watch has lasted its time, or the server ended it early, which is allowed.
                     Ok(Ok(None)) if works => return Ok(()),

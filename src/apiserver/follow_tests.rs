@@ -347,3 +347,27 @@ async fn of_too_many_pods_that_request_gpus_those_that_the_kubelet_has_begun_wit
     let innocents = added.iter().filter(|delta| matches!(delta, Delta::Added(pod) if innocent(pod)));
     assert_eq!((innocents.count(), pods.held), (100, 100 + MAX_UNPROVEN_PODS));
 }
+
+#[tokio::test]
+async fn pods_that_are_left_out_are_listed_again_once_an_eighth_of_the_places_is_free() {
+    const LEFT_OUT: usize = 4;
+    const FREE: usize = MAX_UNPROVEN_PODS / 8;
+    let server = FakeApiServer::start();
+    let name = |number: usize| format!("p{number:05}");
+    for number in 0..MAX_UNPROVEN_PODS + LEFT_OUT {
+        let mut asking = pod(NODE, "ml", &name(number), &format!("dddddddd-0000-4000-8000-{number:012}"), &[]);
+        let limits = json!({ "nvidia.com/gpu": "1" });
+        asking["spec"]["containers"] = json!([{ "name": "main", "resources": { "limits": limits } }]);
+        asking["status"] = json!({ "phase": "Pending" });
+        server.put("pods", asking);
+    }
+    let mut pods = Running::start(&server, pods_of_node()).await;
+    pods.next().await;
+    assert_eq!(pods.held, MAX_UNPROVEN_PODS);
+    // The shortest time between two such lists.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    (0..FREE).for_each(|number| server.remove("pods", "ml", &name(number)));
+    while pods.held != MAX_UNPROVEN_PODS - FREE + LEFT_OUT {
+        pods.next().await;
+    }
+}

@@ -33,7 +33,7 @@ pub enum Importance {
     /// A pod without devices that the kubelet has begun with: its name is shown.
     Named,
     /// A pod that requests devices while nothing shows that it gets any: no scheduler has given it a claim, and the kubelet has not
-    /// begun with it.
+    /// begun with it. In the cluster, none of its containers with a request has run.
     Unproven,
     /// It may hold devices.
     MayHold,
@@ -251,9 +251,12 @@ impl AllPods {
         let mut keeps_any = !holds_no_gpu(pod);
         if keeps_any && let Some(resources) = &self.resources {
             gpu_pod::keep_resources(pod, resources);
-            keeps_any = has_claim(pod)
-                || gpu_pod::keep_one_container(pod, &self.rules)
-                || self.needed.contains(&pod.name.namespace);
+            keeps_any = has_claim(pod) || gpu_pod::keep_one_container(pod, &self.rules);
+            if !keeps_any && self.needed.contains(&pod.name.namespace) {
+                // A container without a request keeps the place of the pod.
+                pod.containers.iter_mut().for_each(|container| container.limits.clear());
+                keeps_any = true;
+            }
         }
         if !keeps_any {
             pod.containers.clear();
@@ -269,11 +272,19 @@ fn holds_no_gpu(pod: &Pod) -> bool {
 }
 
 /// How much it matters to a scheduler that a pod is held. It holds no GPU if it is not bound, has ended, or has lost its containers
-/// to [`AllPods::trim`].
+/// to [`AllPods::trim`]. Everyone who may create pods can bind any number of them to nodes and keep the kubelet from starting them, so
+/// those without a claim are proven by a container that has run. [`AllPods::trim`] keeps that one. Of a pod that requests no GPU in a
+/// needed namespace it keeps a container without a request.
 fn importance_in_cluster(pod: &Pod) -> Importance {
-    match holds_no_gpu(pod) || (pod.containers.is_empty() && pod.containers_left_out.is_none()) {
-        true => Importance::HoldsNothing,
-        false => Importance::MayHold,
+    if holds_no_gpu(pod) || (pod.containers.is_empty() && pod.containers_left_out.is_none()) {
+        return Importance::HoldsNothing;
+    }
+    let has_run = |one: &PodContainer| {
+        matches!(one.state, ContainerState::Running | ContainerState::Terminated) || one.id.is_some()
+    };
+    match has_claim(pod) || !asks_for_devices(pod) || pod.containers.iter().any(has_run) {
+        true => Importance::MayHold,
+        false => Importance::Unproven,
     }
 }
 
@@ -394,7 +405,8 @@ pods!(
     |kind| Some(format!("spec.nodeName={}", kind.node)),
     importance_on_node
 );
-// Everyone who may create pods can create any number of them that hold no GPU.
+// Everyone who may create pods can create any number of them that hold no GPU. Those without a claim give their places to others, so
+// their number needs no bound of its own.
 pods!(
     AllPods,
     (MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES),
@@ -585,24 +597,35 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_hold_no_gpu_are_left_out_first_unless_their_namespace_is_needed() {
+    fn pods_that_hold_no_gpu_matter_least_and_then_those_without_a_claim_that_have_not_run() {
         let kind = AllPods::with_rules(&RequestRules::default());
         let none = |_: usize| json!({ "example.com/nic": "1", "nvidia.com/gpumem": "1000" });
         let gpu = |_: usize| json!({ "nvidia.com/gpu": "1" });
         let claim = json!({ ALLOCATED: "x" });
         let ended = |text: String| text.replacen("\"spec\"", "\"status\":{\"phase\":\"Failed\"},\"spec\"", 1);
         let unbound = |text: String| text.replace("\"nodeName\"", "\"other\"");
-        for (text, holds_nothing) in [
-            (pod(&json!({}), none), true),
-            (pod(&json!({ "a/b": "c" }), none), true),
-            (pod(&json!({}), gpu), false),
-            (pod(&claim, none), false),
-            (pod(&json!({ ALLOCATED: "x".repeat(MAX_ANNOTATIONS) }), none), false),
-            (ended(pod(&claim, gpu)), true),
-            (unbound(pod(&claim, gpu)), true),
+        let with_status = |text: String, name: &str, state: &str| {
+            let mut object: Value = serde_json::from_str(&text).unwrap();
+            object["status"]["containerStatuses"] = json!([{ "name": name, "state": { state: {} } }]);
+            object.to_string()
+        };
+        for (text, importance) in [
+            (pod(&json!({}), none), Importance::HoldsNothing),
+            (pod(&json!({ "a/b": "c" }), none), Importance::HoldsNothing),
+            (pod(&json!({}), gpu), Importance::Unproven),
+            (with_status(pod(&json!({}), gpu), "c7", "waiting"), Importance::Unproven),
+            (with_status(pod(&json!({}), gpu), "c7", "running"), Importance::MayHold),
+            (with_status(pod(&json!({}), gpu), "c7", "terminated"), Importance::MayHold),
+            (
+                with_status(pod(&json!({}), |n| if n == 3 { gpu(n) } else { none(n) }), "c7", "running"),
+                Importance::Unproven,
+            ),
+            (pod(&claim, none), Importance::MayHold),
+            (pod(&json!({ ALLOCATED: "x".repeat(MAX_ANNOTATIONS) }), none), Importance::MayHold),
+            (ended(pod(&claim, gpu)), Importance::HoldsNothing),
+            (unbound(pod(&claim, gpu)), Importance::HoldsNothing),
         ] {
-            let importance = AllPods::importance(&kind.decode(&text).unwrap());
-            assert_eq!(importance == Importance::HoldsNothing, holds_nothing, "{text:.200}");
+            assert_eq!(AllPods::importance(&kind.decode(&text).unwrap()), importance, "{text:.200}");
         }
         let needing = kind.needing(BTreeSet::from(["b".into()]));
         let importance = |text: String| AllPods::importance(&needing.decode(&text).unwrap());

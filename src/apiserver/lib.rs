@@ -8,7 +8,7 @@
 //!   writes              annotations, labels, events, evictions ─────────┤
 //!   lease               the Lease of a leader election ─────────────────┤
 //!   kept_object         one Secret or ConfigMap ────────────────────────┤
-//!   kind absence store page_size read_objects follow
+//!   kind absence by_importance store page_size read_objects follow
 //!                        list, then watch ──▶ changes, for a listener ◀────────┘
 //!   resource            the kinds of objects, and their paths at the API server
 //!   chance              random numbers for pauses
@@ -32,6 +32,7 @@ pub mod lease;
 pub mod kept_object;
 pub mod kind;
 mod absence;
+mod by_importance;
 mod page_size;
 mod read_objects;
 pub mod store;

@@ -1,8 +1,8 @@
 //! The objects of the pages of a list that were read so far, within the bounds of the store.
 
+use crate::by_importance::ByImportance;
 use crate::kind::{Followed, Importance};
 use crate::store::{Store, has_room};
-use std::collections::BTreeSet;
 use wire::watch::ReadObject;
 
 /// From the objects that matter most to those that matter least.
@@ -19,7 +19,7 @@ pub(crate) struct ReadObjects<K: Followed> {
     /// What they took when objects were last left out.
     taken_before: Taken,
     /// The objects that are not among them, because there are too many; at most as many as can be held.
-    pub(crate) left_out: BTreeSet<K::Uid>,
+    pub(crate) left_out: ByImportance<K::Uid>,
 }
 
 /// What objects take of the bounds of the store.
@@ -51,7 +51,7 @@ impl<K: Followed> Default for ReadObjects<K> {
             objects: Vec::new(),
             taken: Taken::default(),
             taken_before: Taken::default(),
-            left_out: BTreeSet::new(),
+            left_out: ByImportance::default(),
         }
     }
 }
@@ -100,9 +100,8 @@ impl<K: Followed> ReadObjects<K> {
             let stays = stays.next().unwrap_or_default();
             if let Ok(object) = object
                 && !stays
-                && self.left_out.len() < K::MOST
             {
-                self.left_out.insert(K::uid_of(object).clone());
+                self.left_out.insert_among(K::MOST, K::importance(object), K::uid_of(object).clone());
             }
             stays
         });

@@ -17,6 +17,7 @@
 //! What must never happen here: an object that is gone because a list or a cache does not show it; an older version in
 //! the place of a newer one.
 
+use crate::by_importance::ByImportance;
 use crate::kind::{Followed, Importance, PodsOfNode};
 use model::pod::PodList;
 use model::time::{Arrival, WallTime};
@@ -65,13 +66,13 @@ pub struct Store<K: Followed> {
     /// Bytes of memory that they take.
     bytes: usize,
     /// The objects in `held` that matter less than others. Those that matter least lose their places first.
-    replaceable: BTreeMap<Importance, BTreeSet<K::Uid>>,
+    replaceable: ByImportance<K::Uid>,
     /// Objects whose newest version could not be read; bounded like `held`.
     unreadable: BTreeSet<K::Uid>,
     /// Objects that have left `unreadable` since this list was last taken: they are gone, or can be read again.
     settled: Vec<K::Uid>,
     /// Objects that exist and are not held, because the store is full. Bounded like `held`.
-    left_out: BTreeSet<K::Uid>,
+    left_out: ByImportance<K::Uid>,
     /// The number of the object that arrived last.
     last: u64,
     /// The changes since they were last taken.
@@ -112,10 +113,10 @@ impl<K: Followed> Default for Store<K> {
         Store {
             held: BTreeMap::new(),
             bytes: 0,
-            replaceable: BTreeMap::new(),
+            replaceable: ByImportance::default(),
             unreadable: BTreeSet::new(),
             settled: Vec::new(),
-            left_out: BTreeSet::new(),
+            left_out: ByImportance::default(),
             last: 0,
             deltas: Vec::new(),
         }
@@ -140,6 +141,21 @@ impl<K: Followed> Store<K> {
         u32::try_from(self.left_out.len()).unwrap_or(u32::MAX)
     }
 
+    /// Number of those that matter this much.
+    #[must_use]
+    pub fn left_out_of(&self, importance: Importance) -> u32 {
+        u32::try_from(self.left_out.count(importance)).unwrap_or(u32::MAX)
+    }
+
+    /// Whether a list would find places for objects that are left out and may hold devices: an eighth of the places is free.
+    pub(crate) fn has_room_again(&self) -> bool {
+        let free = |most: usize, taken: usize| taken <= most - most / 8;
+        let has_room = free(K::MOST, self.held.len()) && K::MOST_BYTES.is_none_or(|most| free(most, self.bytes));
+        let unproven = free(K::MOST_UNPROVEN, self.replaceable.count(Importance::Unproven));
+        let waits = |importance| self.left_out.count(importance) > 0;
+        has_room && (waits(Importance::MayHold) || (unproven && waits(Importance::Unproven)))
+    }
+
     /// Number of objects whose newest version cannot be read.
     #[must_use]
     pub fn unreadable(&self) -> u32 {
@@ -150,7 +166,7 @@ impl<K: Followed> Store<K> {
     pub(crate) fn listed(
         &mut self,
         mut objects: Vec<ReadObject<K>>,
-        left_out: BTreeSet<K::Uid>,
+        left_out: ByImportance<K::Uid>,
         answer: Answer,
     ) -> Listed<K> {
         let before = std::mem::take(&mut self.unreadable);
@@ -185,11 +201,13 @@ impl<K: Followed> Store<K> {
             }
         }
         let missing = self.held.keys().filter(|uid| !shown.contains(*uid)).cloned().collect();
-        // Objects that the list shows are left out only if there was no place for one.
-        let full = !self.left_out.is_empty();
-        let exist = left_out.into_iter().chain(shown.into_iter().filter(|_| full));
-        let not_held = exist.filter(|uid| !self.held.contains_key(uid) && !self.unreadable.contains(uid));
-        self.left_out = not_held.take(K::MOST).collect();
+        // Those that the list shows have been left out just now, because there was no place for them.
+        let before = std::mem::take(&mut self.left_out).into_uids().filter(|(_, uid)| shown.contains(uid));
+        for (importance, uid) in left_out.into_uids().chain(before) {
+            if !self.held.contains_key(&uid) && !self.unreadable.contains(&uid) {
+                self.left_out.insert_among(K::MOST, importance, uid);
+            }
+        }
         Listed { bad, missing }
     }
 
@@ -263,7 +281,7 @@ impl<K: Followed> Store<K> {
         self.settle(&uid);
         let importance = K::importance(&object);
         if held.is_none() && !self.make_place(&object, importance) {
-            self.leave_out(uid);
+            self.leave_out(importance, uid);
             return;
         }
         self.left_out.remove(&uid);
@@ -283,7 +301,7 @@ impl<K: Followed> Store<K> {
         self.remove(&uid);
         self.bytes += K::memory(&after);
         if importance < Importance::MayHold {
-            self.replaceable.entry(importance).or_default().insert(uid.clone());
+            self.replaceable.insert(importance, uid.clone());
         }
         self.held.insert(uid, Arc::clone(&after));
         self.deltas.push(match held {
@@ -310,32 +328,28 @@ impl<K: Followed> Store<K> {
 
     /// Removes the object that matters least, if it matters less than `importance`; `false` if there is none.
     fn leave_out_one(&mut self, importance: Importance) -> bool {
-        let mut lesser = self.replaceable.range(..importance);
-        let Some(least) = lesser.find_map(|(_, uids)| uids.first().cloned()) else { return false };
+        let Some((own, least)) = self.replaceable.least_below(importance) else { return false };
+        let least = least.clone();
         let gone = self.remove(&least);
         self.deltas.extend(gone.map(Delta::LeftOut));
-        self.leave_out(least);
+        self.leave_out(own, least);
         true
     }
 
     fn remove(&mut self, uid: &K::Uid) -> Option<Arc<K::Object>> {
-        for uids in self.replaceable.values_mut() {
-            uids.remove(uid);
-        }
+        self.replaceable.remove(uid);
         let gone = self.held.remove(uid)?;
         self.bytes -= K::memory(&gone);
         Some(gone)
     }
 
     fn is_full_of_unproven(&self) -> bool {
-        self.replaceable.get(&Importance::Unproven).is_some_and(|uids| uids.len() >= K::MOST_UNPROVEN)
+        self.replaceable.count(Importance::Unproven) >= K::MOST_UNPROVEN
     }
 
     /// Counts an object that is not held, once.
-    fn leave_out(&mut self, uid: K::Uid) {
-        if self.left_out.len() < K::MOST {
-            self.left_out.insert(uid);
-        }
+    fn leave_out(&mut self, importance: Importance, uid: K::Uid) {
+        self.left_out.insert_among(K::MOST, importance, uid);
     }
 
     fn mark_unreadable(&mut self, why: &UnreadableObject<K::Uid>) {
@@ -375,9 +389,9 @@ mod tests {
     use super::*;
     use crate::kind::AllPods;
     use crate::read_objects::ReadObjects;
-    use model::id::PodUid;
+    use model::id::{NodeName, PodUid};
     use model::pod::{MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod, PodPhase};
-    use model::pod_memory::MAX_NODE_PODS_BYTES;
+    use model::pod_memory::{MAX_CLUSTER_PODS_BYTES, MAX_NODE_PODS_BYTES};
     use wire::annotation_keys::ALLOCATED;
 
     type Pods = Store<PodsOfNode>;
@@ -385,7 +399,7 @@ mod tests {
 
     /// Applies a list; the pods that it does not show turn out to be gone.
     fn listed(store: &mut Pods, pods: Vec<ReadPod>) -> Vec<UnreadableObject<PodUid>> {
-        let Listed { bad, missing } = store.listed(pods, BTreeSet::new(), Answer::MayLag);
+        let Listed { bad, missing } = store.listed(pods, ByImportance::default(), Answer::MayLag);
         for uid in missing {
             store.gone(&uid, GoneEvidence::NotFound);
         }
@@ -483,7 +497,8 @@ mod tests {
     #[test]
     fn an_unreadable_object_is_settled_once_it_can_be_read_or_is_gone() {
         let mut store = Store::<AllPods>::default();
-        let list = |store: &mut Store<AllPods>, pods| drop(store.listed(pods, BTreeSet::new(), Answer::FromEtcd));
+        let list =
+            |store: &mut Store<AllPods>, pods| drop(store.listed(pods, ByImportance::default(), Answer::FromEtcd));
         list(&mut store, vec![pod(1, "Running"), unreadable(2), unreadable(3), unreadable(4)]);
         assert_eq!((store.unreadable(), store.take_settled()), (3, vec![]));
         // One pod can be read again, one is deleted, one no longer appears in a list.
@@ -685,6 +700,59 @@ mod tests {
         assert!(store.get(&uid(MAX_POD_OBJECTS)).is_some() && store.get(&uid(MAX_POD_OBJECTS + 1)).is_some());
     }
 
+    /// A pod of the cluster that takes a little more than a MiB, which all such pods of a test share.
+    fn in_cluster(number: usize, has_claim: bool, text: &Arc<str>) -> Pod {
+        let key = if has_claim { ALLOCATED } else { "a/text" };
+        let pod = gpu_pod(number, WAITING).unwrap();
+        Pod { node: Some(NodeName::parse("n1").unwrap()), annotations: vec![(key.into(), Arc::clone(text))], ..pod }
+    }
+
+    /// A user's pods that name their node and request GPUs; finalizers keep them.
+    #[test]
+    fn pods_without_a_claim_of_which_no_container_runs_keep_no_claim_from_being_followed() {
+        const MOST: usize = MAX_CLUSTER_PODS_BYTES >> 20;
+        let text: Arc<str> = "x".repeat(1 << 20).into();
+        let of = |numbers: std::ops::Range<usize>, has_claim| {
+            let text = Arc::clone(&text);
+            numbers.map(move |number| Ok(in_cluster(number, has_claim, &text)))
+        };
+        // A leader that starts reads the claims last.
+        let (mut store, mut read) = (Store::<AllPods>::default(), ReadObjects::<AllPods>::default());
+        read.add(of(0..MOST, false).chain(of(MOST..MOST + 2, true)), &store);
+        read.leave_out(&store);
+        store.listed(read.objects, read.left_out, Answer::FromEtcd);
+        let left_out =
+            |store: &Store<AllPods>| [Importance::Unproven, Importance::MayHold].map(|of| store.left_out_of(of));
+        assert_eq!((store.objects().count(), left_out(&store)), (MOST - 1, [3, 0]));
+        assert!((MOST..MOST + 2).all(|number| store.get(&uid(number)).is_some()));
+        store.take_deltas();
+        // One that leads sees claims that are new.
+        let add = |store: &mut Store<AllPods>, pod| {
+            store.apply_event(WatchEvent::Applied(Box::new(pod)), None);
+            store.take_deltas().into_iter().find_map(|delta| match delta {
+                Delta::LeftOut(pod) => Some(pod.uid.clone()),
+                _ => None,
+            })
+        };
+        for pod in of(MOST + 2..2 * MOST - 1, true) {
+            let lost = add(&mut store, pod);
+            assert!(lost.is_some_and(|lost| lost < uid(MOST)));
+        }
+        assert_eq!((store.objects().count(), left_out(&store)), (MOST - 1, [u32::try_from(MOST).unwrap(), 0]));
+        of(2 * MOST - 1..2 * MOST + 1, true).for_each(|pod| assert_eq!(add(&mut store, pod), None));
+        assert_eq!(left_out(&store)[1], 2, "whoever follows these pods knows that claims are missing");
+        // A list brings back what is left out.
+        let gone = |store: &mut Store<AllPods>, number| store.gone(&uid(number), GoneEvidence::NotFound);
+        let eighth = MOST / 8;
+        (MOST..MOST + eighth - 1).for_each(|number| gone(&mut store, number));
+        assert!(!store.has_room_again());
+        gone(&mut store, MOST + eighth - 1);
+        assert!(store.has_room_again());
+        (2 * MOST - 1..2 * MOST + 1).for_each(|number| gone(&mut store, number));
+        (0..MOST).for_each(|number| gone(&mut store, number));
+        assert_eq!((left_out(&store), store.has_room_again()), ([0, 0], false));
+    }
+
     #[test]
     fn a_pod_that_loses_its_place_to_another_one_of_the_same_list_counts_once() {
         let mut store = Pods::default();
@@ -714,11 +782,15 @@ mod tests {
     #[test]
     fn a_pod_that_a_list_does_not_show_stays_until_there_is_evidence() {
         let mut store = Pods::default();
-        store.listed(vec![made(1, 1, "100"), made(2, 1, "101"), made(3, 1, "102")], BTreeSet::new(), Answer::MayLag);
+        store.listed(
+            vec![made(1, 1, "100"), made(2, 1, "101"), made(3, 1, "102")],
+            ByImportance::default(),
+            Answer::MayLag,
+        );
         assert_eq!(changes(&mut store), ["added p1", "added p2", "added p3"]);
         // A pod that cannot be read counts as shown.
         let Listed { missing, .. } =
-            store.listed(vec![unreadable(2), made(3, 1, "102")], BTreeSet::new(), Answer::MayLag);
+            store.listed(vec![unreadable(2), made(3, 1, "102")], ByImportance::default(), Answer::MayLag);
         assert_eq!((missing, names(&store)), (vec![uid(1)], ["p1", "p2", "p3"].map(str::to_owned).to_vec()));
         assert_eq!(changes(&mut store), [""; 0], "the same version is no change");
         store.gone(&uid(1), GoneEvidence::OtherUid);
@@ -734,9 +806,9 @@ mod tests {
     #[test]
     fn an_older_version_never_replaces_a_newer_one_unless_it_comes_from_etcd() {
         let mut store = Pods::default();
-        store.listed(vec![made(1, 1, "100")], BTreeSet::new(), Answer::MayLag);
+        store.listed(vec![made(1, 1, "100")], ByImportance::default(), Answer::MayLag);
         applied(&mut store, made(1, 1, "105"));
-        store.listed(vec![made(1, 1, "102")], BTreeSet::new(), Answer::MayLag);
+        store.listed(vec![made(1, 1, "102")], ByImportance::default(), Answer::MayLag);
         applied(&mut store, made(1, 1, "104"));
         assert_eq!(changes(&mut store), ["added p1", "changed p1 Some(100) Some(105)"]);
         // After a restore of etcd the versions start lower.

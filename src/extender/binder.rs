@@ -116,7 +116,7 @@ impl Binder {
         }
     }
 
-    /// Why this extender does not know which GPUs are free, if its watches do not work.
+    /// Why this extender does not know which GPUs are free, if its watches do not work or show too few pods.
     pub(super) fn blind(&self) -> Option<String> {
         blind(&self.watches)
     }

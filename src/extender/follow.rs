@@ -11,7 +11,7 @@ use super::planted::{PlantedMistake, planted};
 use super::watch_health::WatchHealth;
 use apiserver::ApiError;
 use apiserver::follow::FollowListener;
-use apiserver::kind::{AllNodes, AllPods};
+use apiserver::kind::{AllNodes, AllPods, Importance};
 use apiserver::store::{Delta, Store};
 use model::followed_node::FollowedNode;
 use model::id::{NodeName, ObjectUid, PodRef, PodUid};
@@ -81,14 +81,20 @@ impl FollowListener<AllPods> for PodFeed {
     }
 
     fn changed(&mut self, deltas: Vec<Delta<Pod>>, held: Option<&Store<AllPods>>) {
-        self.health.leaves_out(held.map(Store::left_out));
+        if let Some(held) = held {
+            self.health.leaves_out(held.left_out(), held.left_out_of(Importance::MayHold));
+            // Before the pods that have just been left out are released.
+            self.cluster.leaves_out_unproven_pods(held.left_out_of(Importance::Unproven) > 0);
+        }
         for delta in &deltas {
             match delta {
                 Delta::Added(pod) => self.is(pod),
-                // It holds nothing, but still exists.
+                // It still exists.
                 Delta::LeftOut(pod) => {
                     self.cluster.pod_is_left_out(&pod.uid);
                     self.evictor.pod_gone(&pod.uid);
+                    // Its end will not be seen.
+                    self.live.pod_gone(&pod.uid);
                 }
                 Delta::Changed { before, after } => {
                     // Only a restore of etcd removes the node from a pod.
@@ -156,7 +162,10 @@ impl FollowListener<AllNodes> for NodeFeed {
     }
 
     fn changed(&mut self, deltas: Vec<Delta<FollowedNode>>, held: Option<&Store<AllNodes>>) {
-        self.health.leaves_out(held.map(Store::left_out));
+        if let Some(held) = held {
+            // A Node that is not followed gets no pods.
+            self.health.leaves_out(held.left_out(), 0);
+        }
         for delta in &deltas {
             match delta {
                 Delta::Added(node) | Delta::Changed { after: node, .. } => {

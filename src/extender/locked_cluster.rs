@@ -264,7 +264,12 @@ impl LockedCluster {
         cluster.pod_gone(uid);
     }
 
-    /// A pod that holds nothing is not followed any more.
+    /// Whether there are pods that request GPUs, have no claim and are not followed.
+    pub(super) fn leaves_out_unproven_pods(&self, any: bool) {
+        self.cluster.lock().leaves_out_unproven_pods(any);
+    }
+
+    /// A pod is not followed any more, because others matter more.
     pub(super) fn pod_is_left_out(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
         self.large.lock().remove(uid);

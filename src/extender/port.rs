@@ -277,7 +277,7 @@ impl ExtenderPort {
         if lines.is_empty() {
             lines.push("ready".to_owned());
         }
-        lines.extend(self.watches.iter().filter_map(left_out));
+        lines.extend(self.watches.iter().flat_map(|watch| left_out(watch).into_iter().chain(watch.lacks_holders())));
         text(status, lines.join("\n"))
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A leader decides by what its watches show. While one of them does not run, the state gets old: pods are bound by
 //! others, claims end, Nodes change. A short break costs nothing, because the API server refuses a second binding of a
-//! pod. After [`BLIND_AFTER`] the leader is blind and binds no pod that requests GPUs.
+//! pod. After [`BLIND_AFTER`] the leader is blind and binds no pod that requests GPUs. The same holds while pods that may hold GPUs
+//! are left out.
 
 use apiserver::ApiError;
 use model::backoff::Backoff;
@@ -29,6 +30,8 @@ pub(super) struct WatchHealth {
     unreadable: AtomicU64,
     /// Objects beyond the bound.
     left_out: AtomicU32,
+    /// Those of them that may hold GPUs.
+    holders_left_out: AtomicU32,
 }
 
 #[derive(Clone, Debug)]
@@ -51,6 +54,7 @@ impl WatchHealth {
             state: Mutex::new(state),
             unreadable: AtomicU64::new(0),
             left_out: AtomicU32::new(0),
+            holders_left_out: AtomicU32::new(0),
         })
     }
 
@@ -107,12 +111,31 @@ impl WatchHealth {
         self.unreadable.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sets the number of objects beyond the bound; `None` if it has not changed.
-    pub(super) fn leaves_out(&self, objects: Option<u32>) {
-        let Some(objects) = objects else { return };
+    /// Why this watch does not show which GPUs are free, if there are more pods that may hold GPUs than are followed.
+    pub(super) fn lacks_holders(&self) -> Option<String> {
+        let pods = self.holders_left_out.load(Ordering::Relaxed);
+        (pods > 0).then(|| {
+            format!(
+                "{pods} pods that may hold GPUs are not followed because there are too many, so it is not known which GPUs are free, \
+                 and this extender binds no pod that requests GPUs until there are fewer"
+            )
+        })
+    }
+
+    /// Sets the number of objects beyond the bound, and of those among them that may hold GPUs.
+    pub(super) fn leaves_out(&self, objects: u32, holders: u32) {
+        if self.holders_left_out.swap(holders, Ordering::Relaxed) == 0
+            && let Some(why) = self.lacks_holders()
+        {
+            tracing::warn!("{why}");
+        }
         if self.left_out.swap(objects, Ordering::Relaxed) == 0 && objects > 0 {
             let what = self.what;
-            let first = if what == "pods" { "; those that hold no GPU are left out first" } else { "" };
+            let first = if what == "pods" {
+                "; those that hold no GPU are left out first, then those without a claim of which no container has run"
+            } else {
+                ""
+            };
             tracing::warn!(objects, "there are more {what} than are followed{first}");
         }
     }
@@ -149,9 +172,9 @@ impl WatchHealth {
     }
 }
 
-/// Why the state that the watches have shown is too old for the decisions of a leader; `None` if it is not.
+/// Why the state that the watches have shown is too old for the decisions of a leader, or has gaps; `None` if it is good.
 pub(super) fn blind(watches: &[Arc<WatchHealth>]) -> Option<String> {
-    watches.iter().find_map(|watch| watch.blind())
+    watches.iter().find_map(|watch| watch.blind().or_else(|| watch.lacks_holders()))
 }
 
 #[cfg(test)]
@@ -174,5 +197,17 @@ mod tests {
         assert_eq!(blind(&watches), None);
         advance(Duration::from_secs(600)).await;
         assert_eq!(blind(&watches), None, "a quiet watch works");
+    }
+
+    #[test]
+    fn a_leader_is_blind_while_pods_that_may_hold_gpus_are_left_out() {
+        let watches = [WatchHealth::new("nodes"), WatchHealth::new("pods")];
+        watches[1].leaves_out(7, 0);
+        assert_eq!((blind(&watches), watches[1].left_out()), (None, 7));
+        watches[1].leaves_out(9, 2);
+        let why = blind(&watches).unwrap();
+        assert!(why.starts_with("2 pods that may hold GPUs are not followed") && watches[1].blind().is_none(), "{why}");
+        watches[1].leaves_out(7, 0);
+        assert_eq!(blind(&watches), None);
     }
 }

@@ -4,6 +4,9 @@
 //! agent names the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read. Everyone who
 //! may create pods can name a node in them. So a pod without a claim does not close the node of an agent that refuses all
 //! such pods.
+//!
+//! If there are too many pods, those that only request GPUs are left out first. Whether one of them may start on a node is not known
+//! then, so all nodes whose agents do not refuse them are closed until none is left out.
 
 use model::claim::ClaimOrigin;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodRef, PodUid};
@@ -30,6 +33,9 @@ pub enum ClosedReason {
     /// Extenders of gpu-steward with this other Lease have placed this pod here since this scheduler began to use the
     /// node.
     TwoLeases(PodUid, Arc<str>),
+    /// There are too many pods to follow all that request GPUs without a claim. The agent does not say that it refuses them, so one
+    /// of those that are left out may start here.
+    UnprovenLeftOut,
     /// The stream of the agent has ended, and the agent has not opened another in time.
     AgentAway,
     /// The agent is not registered with the kubelet, or finds no CDI on its node.
@@ -42,9 +48,15 @@ pub enum ClosedReason {
 
 impl ClosedReason {
     /// Whether the reason is reported in the log and as an event. A Node that is gone is not reported, nor are the reasons that
-    /// each start and upgrade of an agent causes for a moment.
+    /// each start and upgrade of an agent causes for a moment, nor one that many nodes have at once.
     pub(super) fn is_news(&self) -> bool {
-        !matches!(self, ClosedReason::Gone | ClosedReason::AgentStarting | ClosedReason::AgentLeaving)
+        !matches!(
+            self,
+            ClosedReason::Gone
+                | ClosedReason::UnprovenLeftOut
+                | ClosedReason::AgentStarting
+                | ClosedReason::AgentLeaving
+        )
     }
 
     /// The pod that closes the node; `None` if the reason is not a pod.
@@ -70,6 +82,7 @@ impl ClosedReason {
             ClosedReason::UnknownDevice(..) => "unknown_device",
             ClosedReason::TwoSchedulers(_) => "two_schedulers",
             ClosedReason::TwoLeases(..) => "two_leases",
+            ClosedReason::UnprovenLeftOut => "unproven_left_out",
             ClosedReason::AgentAway => "agent_away",
             ClosedReason::AgentStarting => "agent_starting",
             ClosedReason::AgentWithoutCdi => "agent_without_cdi",
@@ -120,6 +133,11 @@ impl Closing {
                 "extenders with another Lease, {lease}, have placed {pod} on this node after the extenders with this Lease \
                  began to use it; let only one of the two installations use the node"
             ),
+            ClosedReason::UnprovenLeftOut => {
+                "there are too many pods to follow all that request GPUs without a claim, and one of them may start on this node, \
+                 because its agent does not report that it refuses them; delete such pods"
+                    .to_owned()
+            }
             ClosedReason::AgentAway => {
                 "the node's agent has lost its connection and has not connected again; see whether it runs".to_owned()
             }

@@ -28,6 +28,8 @@ pub struct NodeClaims {
     proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
     /// Its pods whose claims are not known.
     blocking_pods: BlockingPods,
+    /// Whether there are pods without a claim that are not followed, on whatever node.
+    unproven_left_out: bool,
     /// The number of the node, and a count of the changes on which a verdict about it depends: its devices, their claims, its
     /// proposals, and what closes it.
     version: CountedVersion,
@@ -62,6 +64,7 @@ impl NodeClaims {
             ledger: Ledger::default(),
             proposals: BTreeMap::new(),
             blocking_pods: BlockingPods::default(),
+            unproven_left_out: false,
             version,
             agent: None,
             returns: false,
@@ -129,6 +132,9 @@ impl NodeClaims {
         if let Some((pod, device)) = &self.unknown_device {
             return Some(ClosedReason::UnknownDevice(pod.clone(), device.clone()));
         }
+        if self.unproven_left_out && self.may_have_unseen_pod() {
+            return Some(ClosedReason::UnprovenLeftOut);
+        }
         let Some(link) = &self.agent else { return self.returns.then_some(ClosedReason::AgentAway) };
         match (link.state, link.report.phase) {
             (LinkState::Away, _) => Some(ClosedReason::AgentAway),
@@ -136,6 +142,14 @@ impl NodeClaims {
             (_, AgentPhase::Starting) => Some(ClosedReason::AgentStarting),
             (_, AgentPhase::ServingEarly) => Some(ClosedReason::AgentWithoutCdi),
             (_, AgentPhase::Serving) => None,
+        }
+    }
+
+    /// Sets whether there are pods without a claim that are not followed, on whatever node.
+    pub(super) fn leaves_out_unproven_pods(&mut self, any: bool) {
+        if self.unproven_left_out != any {
+            self.version.changes();
+            self.unproven_left_out = any;
         }
     }
 
@@ -202,15 +216,29 @@ impl NodeClaims {
     /// A container that requests no GPU runs all the same, and may open GPUs by `NVIDIA_VISIBLE_DEVICES`. Its processes count as
     /// those of a pod that requests none, as long as the API server shows that no container with a request has run.
     fn holds_none(&self, uid: &PodUid, claim: UnknownClaim) -> bool {
-        let refuses = || self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed);
         match self.stage(uid) {
             Some(PodStage::Refused) => claim == UnknownClaim::NotStarted || !self.has_processes(uid),
             // The kubelet has not asked this agent for its devices yet.
             None | Some(PodStage::Waiting) => {
-                claim == UnknownClaim::NotStarted && refuses() && !self.has_processes(uid)
+                claim == UnknownClaim::NotStarted && self.refuses_unclaimed() && !self.has_processes(uid)
             }
             Some(PodStage::Allocated | PodStage::Started | PodStage::Ended) => false,
         }
+    }
+
+    /// Whether the agent says that it refuses all pods without a claim.
+    fn refuses_unclaimed(&self) -> bool {
+        self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed)
+    }
+
+    /// Whether a pod that requests GPUs, has no claim and is not followed may get GPUs of this node, or has some by the agent's newest
+    /// report.
+    fn may_have_unseen_pod(&self) -> bool {
+        let Some(link) = self.agent.as_ref().filter(|link| link.report.refuses_unclaimed) else { return true };
+        let is_known = |uid: &PodUid| self.ledger.get(uid).is_some() || self.blocking_pods.unknown.contains_key(uid);
+        link.report.pods.iter().any(|(name, pod)| {
+            matches!(pod.stage, PodStage::Allocated | PodStage::Started) && !self.static_pods.meant(name).any(is_known)
+        })
     }
 
     /// Whether the agent has seen a container of the pod start.

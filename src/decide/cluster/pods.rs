@@ -128,10 +128,25 @@ impl ClusterState {
         self.may_explain(&bound.node);
     }
 
-    /// A pod that holds nothing is not followed any more, because there are too many pods: its end will not be seen, so it no
-    /// longer explains processes on a GPU.
+    /// A pod is not followed any more, because others matter more: its end will not be seen, so it no longer explains processes on a
+    /// GPU and no longer closes its node. An order that is being written keeps its reservation, and a pod that has ended the GPUs that
+    /// its agent still sees in use.
     pub fn pod_is_left_out(&mut self, uid: &PodUid) {
         self.pod_without_gpus_is(uid, None);
+        let Some(node) = self.locations.get(uid).map(|location| location.node.clone()) else { return };
+        if self.nodes.get(&node).is_none_or(|claims| claims.ledger().get(uid).is_none()) {
+            self.release_at(&node, uid);
+        }
+    }
+
+    /// Sets whether there are pods that request GPUs, have no claim and are not followed. It is not known on which nodes they are, so
+    /// they close all nodes where such a pod may start. Call it before [`ClusterState::pod_is_left_out`].
+    pub fn leaves_out_unproven_pods(&mut self, any: bool) {
+        if self.unproven_left_out == any {
+            return;
+        }
+        self.unproven_left_out = any;
+        self.nodes.values_mut().for_each(|node| node.leaves_out_unproven_pods(any));
     }
 
     /// A pod that was bound is at the API server without a node: etcd was restored to an older state. An order that is being
@@ -178,13 +193,15 @@ impl ClusterState {
 
     pub(super) fn node_entry(&mut self, name: &NodeName) -> &mut NodeClaims {
         let (places, numbered, next) = (&mut self.free_places, &mut self.numbered, self.nodes.len());
-        let versions = &mut self.versions;
+        let (versions, unproven) = (&mut self.versions, self.unproven_left_out);
         self.nodes.entry(name.clone()).or_insert_with(|| {
             *numbered += 1;
             // If no place is free, the nodes fill all places before this one.
             let version = CountedVersion::new(*numbered, places.pop().unwrap_or(next));
             Arc::make_mut(versions).insert(name.clone(), version.shared());
-            NodeClaims::named(name.clone(), version)
+            let mut node = NodeClaims::named(name.clone(), version);
+            node.leaves_out_unproven_pods(unproven);
+            node
         })
     }
 

@@ -149,6 +149,8 @@ pub struct ClusterState {
     /// Pods that are bound, have not ended and request no GPU, with their nodes. Their processes on a GPU count as processes of
     /// the host. Bounded like the pods of the cluster; each takes some 60 bytes.
     pub(super) pods_without_gpus: HashMap<PodUid, NodeName>,
+    /// Whether there are pods that request GPUs, have no claim and are not followed.
+    pub(super) unproven_left_out: bool,
     /// Nodes that may have been closed or opened since the last report of closings.
     pub(super) touched: BTreeSet<NodeName>,
     /// Nodes whose agents' streams were closed at this moment; the agents may soon open others.
@@ -190,6 +192,7 @@ impl ClusterState {
             verdicts: VerdictCache::default(),
             unreadable: HashMap::new(),
             pods_without_gpus: HashMap::new(),
+            unproven_left_out: false,
             touched: BTreeSet::new(),
             closing: HashMap::new(),
         }

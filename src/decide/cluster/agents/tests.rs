@@ -170,6 +170,50 @@ fn refusing(cluster: &mut ClusterState, pods: &[(&PodUid, PodStage, u32)]) {
     cluster.agent_reports(FIRST, report, NOW).unwrap();
 }
 
+/// A user who makes very many such pods would otherwise keep the claims of others from being followed, or open or close nodes.
+#[test]
+fn pods_without_a_claim_that_are_left_out_close_only_nodes_where_one_of_them_may_get_a_gpu() {
+    let mut cluster = cluster(2, 1);
+    let [unclaimed, reserved] = [slice(9, 1000), slice(1, 1000)];
+    cluster.filter(reserved.clone(), names(1), NOW);
+    cluster.bind(&reserved.uid, &name(0)).unwrap();
+    cluster.pod_is(&unclaimed.uid, Some(&bound(&unclaimed, &name(0), PodClaim::None)));
+    assert_eq!(closed(&cluster), Some(ClosedReason::UnknownClaim(unclaimed.uid.clone())));
+    cluster.leaves_out_unproven_pods(true);
+    [&unclaimed, &reserved].into_iter().for_each(|pod| cluster.pod_is_left_out(&pod.uid));
+    assert_eq!(cluster.holder(&unclaimed.uid), None);
+    assert_eq!(state(&cluster, &reserved), Some(ClaimState::Assumed), "its order is being written");
+    // Whether the pods that are left out include others on these nodes is not known.
+    cluster.node_is(&facts(2, 1));
+    let why = Some(ClosedReason::UnprovenLeftOut);
+    let of = |cluster: &ClusterState, n| cluster.node(&name(n)).unwrap().closed();
+    assert_eq!([0, 1, 2].map(|n| of(&cluster, n)), [why.clone(), why.clone(), why.clone()]);
+    assert_eq!(cluster.filter(slice(2, 1000), names(3), NOW).fit, [0; 0]);
+    serving(&mut cluster, &[]);
+    assert_eq!(closed(&cluster), why, "the agent shares its GPUs with such pods");
+    for (stage, closes) in
+        [(PodStage::Waiting, false), (PodStage::Refused, false), (PodStage::Allocated, true), (PodStage::Started, true)]
+    {
+        refusing(&mut cluster, &[(&unclaimed.uid, stage, 0)]);
+        assert_eq!(closed(&cluster), why.clone().filter(|_| closes), "{stage:?}");
+    }
+    refusing(&mut cluster, &[(&reserved.uid, PodStage::Started, 0)]);
+    assert_eq!(closed(&cluster), None, "the claim of that pod is known");
+    assert_eq!(cluster.filter(slice(2, 1000), names(3), NOW).fit, [0]);
+    // Processes of a pod that is not followed keep others off their GPU.
+    refusing(&mut cluster, &[(&unclaimed.uid, PodStage::Waiting, 1)]);
+    assert_eq!(cluster.filter(slice(3, 1000), names(1), NOW).refused[0].why.to_string(), "CardInUse");
+    // One of its containers has run: it is followed again, and closes its node.
+    let shown = bound(&unclaimed, &name(0), PodClaim::None);
+    let started = shown.gpu_pod.clone().map(|pod| GpuPod { started: true, ..pod });
+    cluster.pod_is(&unclaimed.uid, Some(&BoundPod { gpu_pod: started, ..shown }));
+    assert_eq!(closed(&cluster), Some(ClosedReason::UnknownClaim(unclaimed.uid.clone())));
+    cluster.pod_gone(&unclaimed.uid);
+    cluster.leaves_out_unproven_pods(false);
+    refusing(&mut cluster, &[]);
+    assert_eq!([0, 1, 2].map(|n| of(&cluster, n)), [None, None, None]);
+}
+
 /// A user who makes such pods again and again would otherwise keep a node closed until the agent has refused each of them.
 #[test]
 fn where_the_agent_refuses_all_pods_without_a_claim_a_new_one_closes_nothing() {
