@@ -71,7 +71,7 @@ fn add_running(report: &mut AgentReport, view: &NodeView, stages: &SharingStages
     let starts = |uid: &PodUid| stages.starting.contains(uid);
     // A pod that is starting may have no cgroup yet.
     let starting = stages.starting.iter().map(|uid| (uid, true, &[][..]));
-    let seen = view.pods.iter().map(|pod| (&pod.uid, has_containers(pod) || starts(&pod.uid), &pod.gpus[..]));
+    let seen = view.pods.iter().map(|pod| (&pod.uid, has_containers(pod, view) || starts(&pod.uid), &pod.gpus[..]));
     let may_hold = |(uid, ..): &(&PodUid, bool, &[GpuUse])| !stages.without_gpus.contains(*uid);
     let mut others = BTreeMap::new();
     for (uid, has_containers, gpus) in starting.chain(seen).filter(may_hold) {
@@ -250,6 +250,19 @@ mod tests {
             (uid(6), PodStage::Ended, true, 0, true),
         ];
         assert_eq!(report.pods.iter().map(shown).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_pod_that_is_gone_is_reported_while_containers_of_it_may_be_left_out() {
+        let stages = SharingStages { gone: BTreeMap::from([(uid(1), BTreeSet::new())]), ..SharingStages::default() };
+        let mut view = view(vec![(uid(1), Vec::new()), (uid(2), Vec::new())]);
+        view.pods[0].cgroup = Some(Arc::clone(&fixtures::container_of(&uid(1), false).containers[0].cgroup));
+        for (left_out, reported) in [(0, vec![]), (1, vec![&uid(1)])] {
+            view.cgroups_left_out = left_out;
+            let report = report(&view, &stages, false);
+            assert_eq!(report.pods.keys().collect::<Vec<_>>(), reported);
+            assert!(report.pods.values().all(|pod| pod.has_containers));
+        }
     }
 
     /// The leader would give a GPU to no other pod while a pod that is gone uses it, even if the pod never requested one.

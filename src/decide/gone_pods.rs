@@ -26,7 +26,7 @@ use std::time::Duration;
 const APPEARS_WITHIN: Duration = Duration::from_secs(10);
 /// How long a pod that is gone is remembered although no container of it is seen. The kubelet may still be starting one.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Upper bound on the pods. The pod list has at most 1,024, and the agent sees at most 8,192 cgroups. Each takes about 200 bytes.
+/// Upper bound on the pods. The pod list has at most 1,024, and the agent sees at most 9,216 cgroups. Each takes about 200 bytes.
 const MOST: usize = 8192;
 
 /// What a pod holds, by the last list that showed it alive.
@@ -121,10 +121,12 @@ impl GonePods {
     /// A new view of the node. Forgets pods that are gone and have no container.
     pub fn seen(&mut self, view: &NodeView) {
         let now = view.now.monotonic;
+        let shown: BTreeSet<&PodUid> =
+            view.pods.iter().filter(|pod| shows_container(pod)).map(|pod| &pod.uid).collect();
         let with_containers: BTreeSet<&PodUid> =
-            view.pods.iter().filter(|pod| has_containers(pod)).map(|pod| &pod.uid).collect();
+            view.pods.iter().filter(|pod| has_containers(pod, view)).map(|pod| &pod.uid).collect();
         self.starts.retain(|uid, at| {
-            let appeared = now > *at && with_containers.contains(uid);
+            let appeared = now > *at && shown.contains(uid);
             now.since(*at) < APPEARS_WITHIN && !appeared
         });
         self.pods.retain(|uid, pod| {
@@ -156,10 +158,16 @@ impl GonePods {
     }
 }
 
-/// Whether a container of the pod exists. The pod's sandbox runs no program of the pod; it counts only while it is not known which
-/// container is the sandbox.
+/// Whether a container of the pod may exist. While the node has more cgroups than are sampled, containers of the pod may be among
+/// those that are left out, so its own cgroup counts.
 #[must_use]
-pub fn has_containers(pod: &PodView) -> bool {
+pub fn has_containers(pod: &PodView, view: &NodeView) -> bool {
+    shows_container(pod) || (view.cgroups_left_out > 0 && pod.cgroup.is_some())
+}
+
+/// Whether the view shows a container of the pod. The pod's sandbox runs no program of the pod; it counts only while it is not known
+/// which container is the sandbox.
+fn shows_container(pod: &PodView) -> bool {
     pod.containers.iter().any(|container| !container.sandbox)
 }
 
@@ -167,8 +175,10 @@ pub fn has_containers(pod: &PodView) -> bool {
 mod tests {
     use super::*;
     use crate::fixtures::container_of;
+    use model::cgroup::{CgroupIdentity, CgroupKind, Qos};
     use model::id::NodeName;
     use model::time::Now;
+    use std::sync::Arc;
 
     fn uid(n: usize) -> PodUid {
         PodUid::parse(&format!("{n:032x}")).unwrap()
@@ -277,6 +287,30 @@ mod tests {
 
     #[test]
     fn a_sandbox_is_no_container() {
-        assert!(has_containers(&container_of(&uid(1), false)) && !has_containers(&container_of(&uid(1), true)));
+        let view = view(0, &[]);
+        let has = |sandbox| has_containers(&container_of(&uid(1), sandbox), &view);
+        assert!(has(false) && !has(true));
+    }
+
+    /// A user of the node starts so many containers that those of the pod are not sampled.
+    #[test]
+    fn a_pod_whose_containers_may_be_left_out_is_remembered_as_long_as_it_has_a_cgroup() {
+        let mut pods = GonePods::default();
+        pods.listed([listed(1, devices(&["GPU-1"])), listed(2, devices(&["GPU-1"]))], second(0));
+        pods.starts(&uid(1), [], second(1));
+        pods.listed([], second(2));
+        let crowded = |at, left_out| {
+            let mut view = view(at, &[]);
+            let kind = CgroupKind::Pod { uid: uid(1), qos: Qos::Burstable };
+            let cgroup = Some(Arc::new(CgroupIdentity { path: "/kubepods/pod1".into(), kind }));
+            (view.cgroups_left_out, view.pods) = (left_out, vec![PodView { cgroup, ..crate::pods::bare(&uid(1)) }]);
+            view
+        };
+        pods.seen(&crowded(3, 1));
+        assert_eq!(pods.starting(), BTreeSet::from([uid(1)]), "its container may not exist yet");
+        pods.seen(&crowded(1000, 1));
+        assert_eq!(pods.gone().into_keys().collect::<Vec<_>>(), [uid(1)]);
+        pods.seen(&crowded(1001, 0));
+        assert_eq!(pods.gone(), BTreeMap::new(), "all cgroups are sampled, and none is of its containers");
     }
 }

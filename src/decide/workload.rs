@@ -1,6 +1,6 @@
 //! Pods, containers and processes with their rates, from the last two readings of each counter.
 
-use model::cgroup::{CgroupIdentity, CgroupReport, NetworkSample};
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, NetworkSample};
 use model::id::ProcessKey;
 use model::observation::CgroupPass;
 use model::process::{MAX_PROCESSES, ProcessPass};
@@ -128,10 +128,18 @@ impl Workload {
     }
 
     /// Whether this cgroup was in the last pass. Before the first pass this is not known, so every cgroup counts as
-    /// living.
+    /// living. A container that may have been left out of the pass lives as long as its pod.
     #[must_use]
     pub fn living(&self, identity: &CgroupIdentity) -> bool {
-        self.passes == 0 || self.rates.contains_key(identity)
+        self.passes == 0 || self.rates.contains_key(identity) || (self.left_out > 0 && self.has_pod_of(identity))
+    }
+
+    /// Whether the cgroup of a container's pod was in the last pass.
+    fn has_pod_of(&self, identity: &CgroupIdentity) -> bool {
+        let CgroupKind::Container { pod: Some((uid, qos)), .. } = &identity.kind else { return false };
+        let above = identity.path.rsplit_once('/').map(|(above, _)| Arc::from(above));
+        let kind = CgroupKind::Pod { uid: uid.clone(), qos: *qos };
+        above.is_some_and(|path| self.rates.contains_key(&CgroupIdentity { path, kind }))
     }
 
     /// The host's processes, busiest first.
@@ -162,5 +170,40 @@ impl Workload {
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.missed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::cgroup::{Qos, RuntimeKind};
+    use model::id::{ContainerId, PodUid};
+
+    fn uid() -> PodUid {
+        PodUid::parse(&"1".repeat(32)).unwrap()
+    }
+
+    fn pod() -> CgroupIdentity {
+        CgroupIdentity { path: "/kubepods/pod1".into(), kind: CgroupKind::Pod { uid: uid(), qos: Qos::Burstable } }
+    }
+
+    fn container(pod: Option<(PodUid, Qos)>) -> CgroupIdentity {
+        let id = ContainerId::parse(&"a".repeat(64)).unwrap();
+        let kind = CgroupKind::Container { pod, id, runtime: RuntimeKind::Unnamed };
+        CgroupIdentity { path: "/kubepods/pod1/a".into(), kind }
+    }
+
+    /// Otherwise the processes of a pod would count as strangers as soon as another pod has very many containers.
+    #[test]
+    fn a_container_that_may_be_left_out_lives_as_long_as_its_pod() {
+        let own = container(Some((uid(), Qos::Burstable)));
+        for (has_pod, left_out, lives) in [(true, 0, false), (true, 1, true), (false, 1, false)] {
+            let reports = has_pod.then(|| CgroupReport::unread(Arc::new(pod())));
+            let mut workload = Workload::default();
+            assert!(workload.living(&own), "there was no pass");
+            workload.passed(CgroupPass { reports: reports.into_iter().collect(), left_out, ..CgroupPass::default() });
+            assert_eq!(workload.living(&own), lives, "{has_pod} {left_out}");
+            assert!(!workload.living(&container(None)));
+        }
     }
 }

@@ -10,6 +10,9 @@ use std::sync::Arc;
 /// largest supported setup has about 500. 8,192 cgroups leave room for ten containers in each of them and take at most
 /// about 12 MiB.
 pub const MAX_CGROUPS: usize = 8192;
+/// Upper bound on the pods that are sampled beside these: as many as the agent keeps of the API server. Everyone who may create pods
+/// can start many containers in each. While the cgroup of a pod is sampled, it is known that the pod runs.
+pub const MAX_POD_CGROUPS: usize = crate::pod::MAX_POD_OBJECTS;
 
 /// The identity of a cgroup, made once when the agent first sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -150,7 +150,7 @@ impl From<Sample> for Observation {
 /// One pass over pods and containers.
 #[derive(Clone, Debug, Default)]
 pub struct CgroupPass {
-    /// The cgroups, at most [`crate::cgroup::MAX_CGROUPS`].
+    /// The cgroups, at most [`crate::cgroup::MAX_CGROUPS`] and [`crate::cgroup::MAX_POD_CGROUPS`] together.
     pub reports: Vec<CgroupReport>,
     /// Number of cgroups beyond that bound.
     pub left_out: u32,

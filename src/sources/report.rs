@@ -14,7 +14,7 @@
 //! What must never happen here: a fact is lost; a source waits for the owner; a list or queue without a bound.
 
 use crate::series::{Series, Subscription};
-use model::cgroup::{CgroupReport, MAX_CGROUPS};
+use model::cgroup::{CgroupReport, MAX_CGROUPS, MAX_POD_CGROUPS};
 use model::gpu::GpuSample;
 use model::id::GpuUuid;
 use model::observation::{CgroupPass, ErrorCounter, Fact, Observation, Sample, SourceEvent};
@@ -37,7 +37,7 @@ const GPU_SAMPLES: usize = 16 * 60;
 /// two containers each has 330 cgroups, once a second for half a minute. It is also more than one pass over the largest
 /// node.
 const CGROUP_READINGS: usize = 330 * 30;
-const _: () = assert!(CGROUP_READINGS >= MAX_CGROUPS, "a whole pass has room");
+const _: () = assert!(CGROUP_READINGS >= MAX_CGROUPS + MAX_POD_CGROUPS, "a whole pass has room");
 /// Both bounds in bytes, without what the readings point to: a subscriber that never reads must not double the memory
 /// of the agent.
 const _: () = assert!(CGROUP_READINGS * size_of::<CgroupReport>() <= 8 << 20);

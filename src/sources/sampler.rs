@@ -18,6 +18,7 @@ use crate::report::Reporter;
 use crate::roots::{HostRoots, part};
 use crate::sampler::deadline::{Deadlines, ThreadStop};
 use crate::sampler::processes::ProcessPasses;
+use model::cgroup::{MAX_CGROUPS, MAX_POD_CGROUPS};
 use model::host::HostFacts;
 use model::observation::{CgroupPass, ErrorCounter, Fact, Sample};
 use model::unit::Count;
@@ -49,7 +50,7 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// Open files left to the rest of the agent: connections, devices, state.
 const OTHER_FILES: u64 = 2048;
 /// Maximum number of files that are kept open: two for each possible cgroup.
-const MOST_FILES: u64 = 2 * model::cgroup::MAX_CGROUPS as u64;
+const MOST_FILES: u64 = 2 * (MAX_CGROUPS + MAX_POD_CGROUPS) as u64;
 
 /// Starts the thread `sampler`. It ends at once when `stop` is cancelled while it waits, else after the current pass.
 ///

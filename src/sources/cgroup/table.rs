@@ -10,7 +10,7 @@ use crate::procfs::network::{NetworkNamespaces, NetworkReader, NetworkTotals};
 use crate::procfs::process;
 use crate::procfs::visibility::ProcVisibility;
 use crate::roots::{HostRoots, part};
-use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, MAX_CGROUPS, ProcessIo};
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, MAX_CGROUPS, MAX_POD_CGROUPS, ProcessIo};
 use model::unit::Count;
 use model::{Absence, Reading};
 use std::collections::BTreeMap;
@@ -102,11 +102,15 @@ impl CgroupTable {
         self.cgroups.is_empty()
     }
 
-    /// Finds new cgroups. Returns whether there were any.
+    /// Finds new cgroups. Returns whether there were any. Some places are for pods alone, so that containers take none from them.
     fn find(&mut self, full: bool) -> bool {
         let CgroupTable { kernel, walk, cgroups, found, turns, .. } = self;
         let left_out = walk.find(&mut kernel.reader, full, |one| {
-            let fits = cgroups.len() + found.len() < MAX_CGROUPS;
+            let most = match one.kind {
+                CgroupKind::Pod { .. } => MAX_CGROUPS + MAX_POD_CGROUPS,
+                CgroupKind::Container { .. } => MAX_CGROUPS,
+            };
+            let fits = cgroups.len() + found.len() < most;
             if fits {
                 found.push(one);
             }

@@ -13,8 +13,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use wire::cgroup_path::{CgroupPlace, place};
 
-/// Maximum number of directories that are watched for pods and containers: pods ([`model::cgroup::MAX_CGROUPS`] at
-/// most) and as many directories of the host (a host has about a hundred services).
+/// Maximum number of directories that are watched for pods and containers: pods ([`model::cgroup::MAX_CGROUPS`] and
+/// [`model::cgroup::MAX_POD_CGROUPS`] at most) and thousands of directories of the host (a host has about a hundred services).
 const MAX_DIRECTORIES: usize = 16_384;
 /// Greatest depth that is followed: the deepest known (rootless Podman under systemd) is 7.
 const MAX_DEPTH: usize = 16;

@@ -438,4 +438,9 @@ fn cgroups_beyond_the_limit_are_counted_and_not_kept() {
     let mut table = tree.table(5, 0);
     assert_eq!(table.pass().len(), MAX_CGROUPS);
     assert_eq!(table.left_out(), 9);
+    // A user starts no container with which a pod would not be seen any more.
+    fs::create_dir_all(tree.at(&format!("cgroup{}", container(1)))).unwrap();
+    let reports = table.pass();
+    assert_eq!(reports.len(), MAX_CGROUPS + 1);
+    assert!(matches!(of(&reports, &pod()).identity.kind, CgroupKind::Pod { .. }));
 }
