@@ -53,6 +53,16 @@ impl<U: Ord> ByImportance<U> {
         self.0.range(..importance).find_map(|(importance, uids)| Some((*importance, uids.first()?)))
     }
 
+    /// The objects that matter as much as one of these, ordered.
+    pub(crate) fn ordered(&self, importances: &[Importance]) -> Vec<U>
+    where
+        U: Clone,
+    {
+        let mut uids: Vec<U> = importances.iter().filter_map(|one| self.0.get(one)).flatten().cloned().collect();
+        uids.sort_unstable();
+        uids
+    }
+
     /// The objects, those that matter least first.
     pub(crate) fn into_uids(self) -> impl Iterator<Item = (Importance, U)> {
         self.0.into_iter().flat_map(|(importance, uids)| uids.into_iter().map(move |uid| (importance, uid)))

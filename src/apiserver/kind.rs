@@ -6,7 +6,8 @@ use crate::resource::ApiResource;
 use model::followed_node::{FollowedNode, MAX_CLUSTER_NODES};
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::pod::{
-    ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod, PodContainer, PodPhase,
+    ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_LEFT_OUT_PODS, MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod,
+    PodContainer, PodPhase,
 };
 use model::pod_memory::{MAX_CLUSTER_PODS_BYTES, MAX_NODE_PODS_BYTES};
 use model::time::{Arrival, WallTime};
@@ -30,6 +31,8 @@ use wire::watch::{NodePods, WatchedKind};
 pub enum Importance {
     /// It holds no devices.
     HoldsNothing,
+    /// A pod of a node that has ended. Its containers may still be stopping.
+    Ended,
     /// A pod without devices that the kubelet has begun with: its name is shown.
     Named,
     /// A pod that requests devices while nothing shows that it gets any: no scheduler has given it a claim, and the kubelet has not
@@ -54,6 +57,8 @@ pub trait Followed:
     const MOST_BYTES: Option<usize>;
     /// Maximum number of held objects that are [`Importance::Unproven`].
     const MOST_UNPROVEN: usize;
+    /// Maximum number of objects that are counted and not held.
+    const MOST_LEFT_OUT: usize;
     /// Most objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
     /// whatever the limit; only a list that is too large for that is read in pages. Pages are read from etcd, or from a
     /// cache that agrees with it.
@@ -215,7 +220,7 @@ fn has_begun(container: &PodContainer) -> bool {
 /// How much it matters to the agent of its node that a pod is held.
 fn importance_on_node(pod: &Pod) -> Importance {
     if pod.ended() {
-        return Importance::HoldsNothing;
+        return Importance::Ended;
     }
     if has_claim(pod) {
         return Importance::MayHold;
@@ -351,11 +356,12 @@ impl WatchedKind for AllNodes {
 
 /// The identity of a pod is the same for both kinds of pods.
 macro_rules! pods {
-    ($kind:ty, ($most:expr, $unproven:expr, $most_bytes:expr), $page:expr, $fields:expr, $importance:expr) => {
+    ($kind:ty, ($most:expr, $unproven:expr, $left_out:expr, $most_bytes:expr), $page:expr, $fields:expr, $importance:expr) => {
         impl Followed for $kind {
             const MOST: usize = $most;
             const MOST_BYTES: Option<usize> = Some($most_bytes);
             const MOST_UNPROVEN: usize = $unproven;
+            const MOST_LEFT_OUT: usize = $left_out;
             const PAGE: Option<u32> = $page;
 
             fn selection(&self) -> ApiSelection {
@@ -400,7 +406,7 @@ macro_rules! pods {
 
 pods!(
     PodsOfNode,
-    (MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, MAX_NODE_PODS_BYTES),
+    (MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, MAX_LEFT_OUT_PODS, MAX_NODE_PODS_BYTES),
     None,
     |kind| Some(format!("spec.nodeName={}", kind.node)),
     importance_on_node
@@ -409,7 +415,7 @@ pods!(
 // their number needs no bound of its own.
 pods!(
     AllPods,
-    (MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES),
+    (MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES),
     Some(500),
     |_| None,
     importance_in_cluster
@@ -420,6 +426,7 @@ impl Followed for AllNodes {
     // Users write no Nodes, and little is kept of each.
     const MOST_BYTES: Option<usize> = None;
     const MOST_UNPROVEN: usize = MAX_CLUSTER_NODES;
+    const MOST_LEFT_OUT: usize = MAX_CLUSTER_NODES;
     const PAGE: Option<u32> = Some(500);
 
     fn selection(&self) -> ApiSelection {
@@ -578,8 +585,9 @@ mod tests {
         for (annotations, limits, status, importance) in [
             (&mirror, &none, &pending, Importance::HoldsNothing),
             (&mirror, &json!({ "nvidia.com/gpu": "0", "a/b": "1" }), &pending, Importance::HoldsNothing),
-            (&claim, &gpu, &ended, Importance::HoldsNothing),
-            (&mirror, &gpu, &ended, Importance::HoldsNothing),
+            (&claim, &gpu, &ended, Importance::Ended),
+            (&mirror, &gpu, &ended, Importance::Ended),
+            (&mirror, &none, &ended, Importance::Ended),
             (&mirror, &none, &begun, Importance::Named),
             (&mirror, &none, &running, Importance::Named),
             (&mirror, &gpu, &pending, Importance::Unproven),

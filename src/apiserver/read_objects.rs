@@ -6,8 +6,8 @@ use crate::store::{Store, has_room};
 use wire::watch::ReadObject;
 
 /// From the objects that matter most to those that matter least.
-const IMPORTANCES: [Importance; 4] =
-    [Importance::MayHold, Importance::Unproven, Importance::Named, Importance::HoldsNothing];
+const IMPORTANCES: [Importance; 5] =
+    [Importance::MayHold, Importance::Unproven, Importance::Named, Importance::Ended, Importance::HoldsNothing];
 
 /// These objects.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct ReadObjects<K: Followed> {
     taken: Taken,
     /// What they took when objects were last left out.
     taken_before: Taken,
-    /// The objects that are not among them, because there are too many; at most as many as can be held.
+    /// The objects that are not among them, because there are too many; at most as many as are counted.
     pub(crate) left_out: ByImportance<K::Uid>,
 }
 
@@ -101,7 +101,7 @@ impl<K: Followed> ReadObjects<K> {
             if let Ok(object) = object
                 && !stays
             {
-                self.left_out.insert_among(K::MOST, K::importance(object), K::uid_of(object).clone());
+                self.left_out.insert_among(K::MOST_LEFT_OUT, K::importance(object), K::uid_of(object).clone());
             }
             stays
         });

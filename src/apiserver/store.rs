@@ -71,7 +71,7 @@ pub struct Store<K: Followed> {
     unreadable: BTreeSet<K::Uid>,
     /// Objects that have left `unreadable` since this list was last taken: they are gone, or can be read again.
     settled: Vec<K::Uid>,
-    /// Objects that exist and are not held, because the store is full. Bounded like `held`.
+    /// Objects that exist and are not held, because the store is full, up to a bound of their own.
     left_out: ByImportance<K::Uid>,
     /// The number of the object that arrived last.
     last: u64,
@@ -135,7 +135,7 @@ impl<K: Followed> Store<K> {
         self.held.get(uid)
     }
 
-    /// Number of objects beyond the bounds; at most as many are counted as are held.
+    /// Number of objects beyond the bounds; at most [`Followed::MOST_LEFT_OUT`] are counted.
     #[must_use]
     pub fn left_out(&self) -> u32 {
         u32::try_from(self.left_out.len()).unwrap_or(u32::MAX)
@@ -205,7 +205,7 @@ impl<K: Followed> Store<K> {
         let before = std::mem::take(&mut self.left_out).into_uids().filter(|(_, uid)| shown.contains(uid));
         for (importance, uid) in left_out.into_uids().chain(before) {
             if !self.held.contains_key(&uid) && !self.unreadable.contains(&uid) {
-                self.left_out.insert_among(K::MOST, importance, uid);
+                self.left_out.insert_among(K::MOST_LEFT_OUT, importance, uid);
             }
         }
         Listed { bad, missing }
@@ -349,7 +349,7 @@ impl<K: Followed> Store<K> {
 
     /// Counts an object that is not held, once.
     fn leave_out(&mut self, importance: Importance, uid: K::Uid) {
-        self.left_out.insert_among(K::MOST, importance, uid);
+        self.left_out.insert_among(K::MOST_LEFT_OUT, importance, uid);
     }
 
     fn mark_unreadable(&mut self, why: &UnreadableObject<K::Uid>) {
@@ -367,6 +367,8 @@ impl Store<PodsOfNode> {
         PodList {
             pods: self.held.values().cloned().collect(),
             left_out: self.left_out(),
+            left_out_plain: self.left_out.ordered(&[Importance::HoldsNothing, Importance::Named]).into(),
+            left_out_unproven: self.left_out.ordered(&[Importance::Unproven]).into(),
             unreadable: self.unreadable(),
         }
     }
@@ -390,7 +392,7 @@ mod tests {
     use crate::kind::AllPods;
     use crate::read_objects::ReadObjects;
     use model::id::{NodeName, PodUid};
-    use model::pod::{MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod, PodPhase};
+    use model::pod::{MAX_LEFT_OUT_PODS, MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod, PodPhase};
     use model::pod_memory::{MAX_CLUSTER_PODS_BYTES, MAX_NODE_PODS_BYTES};
     use wire::annotation_keys::ALLOCATED;
 
@@ -764,6 +766,24 @@ mod tests {
         // The next list does not show it any more.
         listed(&mut store, some(0, MAX_POD_OBJECTS));
         assert_eq!((store.list().pods.len(), store.list().left_out), (MAX_POD_OBJECTS, 0));
+    }
+
+    #[test]
+    fn the_pods_that_are_left_out_are_known_by_what_they_may_hold() {
+        let mut store = Pods::default();
+        let begun = || (0..MAX_POD_OBJECTS - MAX_UNPROVEN_PODS).map(|number| gpu_pod(number, WAITING));
+        let asking = (MAX_POD_OBJECTS..MAX_POD_OBJECTS + MAX_UNPROVEN_PODS + 2).map(|number| gpu_pod(number, ""));
+        let others = [pod(5000, "Pending"), pod(5001, "Running"), pod(5002, "Failed")];
+        listed(&mut store, begun().chain(asking).chain(others).collect());
+        let numbers = [MAX_POD_OBJECTS + MAX_UNPROVEN_PODS, MAX_POD_OBJECTS + MAX_UNPROVEN_PODS + 1];
+        let list = store.list();
+        assert_eq!((list.pods.len(), list.left_out), (MAX_POD_OBJECTS, 5));
+        assert_eq!(*list.left_out_plain, [5000, 5001].map(uid), "none that has ended: its containers may be stopping");
+        assert_eq!(*list.left_out_unproven, numbers.map(uid));
+        // They stay known however many others an attacker adds, and those that matter least are forgotten first.
+        (10_000..10_000 + MAX_LEFT_OUT_PODS).for_each(|number| drop(applied(&mut store, pod(number, "Pending"))));
+        let list = store.list();
+        assert_eq!((list.left_out as usize, &*list.left_out_unproven), (MAX_LEFT_OUT_PODS, &numbers.map(uid)[..]));
     }
 
     /// The changes, each as its kind and the name of its pod.

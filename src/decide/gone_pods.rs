@@ -5,6 +5,7 @@
 //!   pod list ──listed──▶ known: got no GPU, or these devices ──▶ without_gpus, gone ──▶ report to the extender
 //!   starts   ──starts──▶ starting, until the container appears ──▶ starting
 //!   cgroups  ──seen────▶ forgets pods that are neither listed nor have a container
+//!   cgroups and list ──are_left_out──▶ pods that the list has no place for: got no GPU
 //! ```
 //!
 //! Every user who creates pods can make one look like a static pod, with any UID as its hash. So what a list shows of a static pod
@@ -16,6 +17,7 @@
 //! What must never happen here: a pod of which a container got a GPU counts as one without GPUs.
 
 use model::id::{GpuUuid, PodUid};
+use model::pod::PodList;
 use model::time::Monotonic;
 use model::view::{NodeView, PodView};
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,6 +97,21 @@ impl GonePods {
             let oldest = self.pods.iter().filter_map(|(uid, pod)| Some((pod.gone?, uid))).min();
             let Some(oldest) = oldest.map(|(_, uid)| uid.clone()) else { break };
             self.pods.remove(&oldest);
+        }
+    }
+
+    /// The pods in the view that the list has no place for. Those that request no GPU hold none. Those that request some and have no
+    /// claim hold none where the agent `refuses` such pods. What is known of a pod already stays.
+    pub fn are_left_out(&mut self, view: &NodeView, list: &PodList, refuses: bool) {
+        let unproven: &[PodUid] = if refuses { &*list.left_out_unproven } else { &[] };
+        let is_left_out =
+            |uid: &PodUid| [&*list.left_out_plain, unproven].iter().any(|uids| uids.binary_search(uid).is_ok());
+        for pod in view.pods.iter().filter(|pod| is_left_out(&pod.uid)) {
+            if self.pods.len() < MOST && !self.pods.contains_key(&pod.uid) {
+                // It is remembered as long as it has a container, like a pod that no list shows.
+                let gone = Some(view.now.monotonic);
+                self.pods.insert(pod.uid.clone(), KnownPod { is_static: false, holds: PodHolds::Nothing, gone });
+            }
         }
     }
 
@@ -290,6 +307,32 @@ mod tests {
         let view = view(0, &[]);
         let has = |sandbox| has_containers(&container_of(&uid(1), sandbox), &view);
         assert!(has(false) && !has(true));
+    }
+
+    /// An owner of a pod whose status the kubelet cannot write makes it one of too many pods of its node.
+    #[test]
+    fn a_pod_that_the_list_has_no_place_for_holds_nothing_if_it_gets_no_gpu() {
+        let left_out = |plain: &[usize], unproven: &[usize]| PodList {
+            left_out_plain: plain.iter().map(|n| uid(*n)).collect(),
+            left_out_unproven: unproven.iter().map(|n| uid(*n)).collect(),
+            ..PodList::default()
+        };
+        for (refuses, expected) in [(true, BTreeSet::from([uid(1), uid(2)])), (false, BTreeSet::from([uid(1)]))] {
+            let mut pods = GonePods::default();
+            pods.starts(&uid(3), [], second(0));
+            pods.listed([listed(4, devices(&["GPU-1"]))], second(0));
+            pods.listed([], second(1));
+            pods.are_left_out(&view(2, &[1, 2, 3, 4, 6]), &left_out(&[1, 3, 5], &[2, 4]), refuses);
+            assert_eq!(pods.without_gpus(), expected, "{refuses}");
+            // It is deleted by force, and its containers run on.
+            pods.listed([], second(3));
+            pods.seen(&view(1000, &[1, 2, 3, 4, 6]));
+            assert_eq!(pods.without_gpus(), expected, "{refuses}");
+            assert_eq!(pods.gone().into_keys().collect::<Vec<_>>(), [uid(3), uid(4)]);
+            // Another plugin gave it a device.
+            pods.holds_others(&uid(1));
+            assert!(!pods.without_gpus().contains(&uid(1)));
+        }
     }
 
     /// A user of the node starts so many containers that those of the pod are not sampled.

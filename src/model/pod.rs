@@ -11,6 +11,9 @@ pub const MAX_POD_OBJECTS: usize = 1024;
 /// claim, and the kubelet has not begun with them. The kubelet begins within seconds with all pods that it admits. So this is twice
 /// its default limit, for a node that fills up at once. Everyone who may create pods can create any number of them.
 pub const MAX_UNPROVEN_PODS: usize = 256;
+/// Upper bound on the pods of one node that are counted beyond these bounds, and whose UIDs are known: 16 times as many as are kept,
+/// which take 2 MiB.
+pub const MAX_LEFT_OUT_PODS: usize = 16 * MAX_POD_OBJECTS;
 /// Upper bound on the pods of a cluster: twice the number that Kubernetes supports, because pods that have ended count too.
 pub const MAX_CLUSTER_PODS: usize = 300_000;
 /// Upper bound on the containers of one pod: an object of 1.5 MiB could name thousands, but the kubelet starts dozens.
@@ -234,9 +237,13 @@ impl PodContainer {
 pub struct PodList {
     /// The pods, ordered by UID, at most [`MAX_POD_OBJECTS`] and [`MAX_NODE_PODS_BYTES`](crate::pod_memory::MAX_NODE_PODS_BYTES).
     pub pods: Vec<Arc<Pod>>,
-    /// Number of pods beyond these bounds or beyond [`MAX_UNPROVEN_PODS`]; at most as many again are counted. Those that hold no GPU
-    /// are left out first: pods that have ended, and pods that request none.
+    /// Number of pods beyond these bounds or beyond [`MAX_UNPROVEN_PODS`]; at most [`MAX_LEFT_OUT_PODS`] are counted. Those that hold
+    /// no GPU are left out first: pods that have ended, and pods that request none.
     pub left_out: u32,
+    /// Those of them that have not ended, have no claim and request no GPU, ordered.
+    pub left_out_plain: Arc<[PodUid]>,
+    /// Those of them that request GPUs, have no claim, and that the kubelet has not begun with as far as the API server shows, ordered.
+    pub left_out_unproven: Arc<[PodUid]>,
     /// Number of pods whose newest version could not be parsed. If an older version could be parsed, it is in `pods`.
     pub unreadable: u32,
 }

@@ -338,6 +338,10 @@ impl Sharing {
         self.counts.without_gpu(without_gpu);
         self.status.over_uses(&view, self.pods.latest().as_deref());
         self.gone.seen(&view);
+        if let Some(pods) = self.pods.latest() {
+            self.gone.are_left_out(&view, &pods, !self.allocator.may_share());
+            self.holders.foreign_pods().for_each(|uid| self.gone.holds_others(uid));
+        }
         self.counts.memory_claims_are(self.allocator.memory_claims());
     }
 
