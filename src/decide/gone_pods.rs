@@ -65,6 +65,14 @@ struct KnownPod {
     holds: PodHolds,
     /// Since when no list shows the pod alive.
     gone: Option<Monotonic>,
+    /// Whether it may have a container, by the last view.
+    has_containers: bool,
+}
+
+impl KnownPod {
+    fn new(is_static: bool, holds: PodHolds, gone: Option<Monotonic>) -> KnownPod {
+        KnownPod { is_static, holds, gone, has_containers: false }
+    }
 }
 
 impl GonePods {
@@ -85,17 +93,18 @@ impl GonePods {
             match shown {
                 // Nothing new; or a container got a GPU before, and no record shows it any more.
                 Some((false, PodHolds::Nothing)) if !pod.is_static => pod.gone = None,
-                Some((is_static, holds)) => *pod = KnownPod { is_static, holds, gone: None },
+                Some((is_static, holds)) => (pod.is_static, pod.holds, pod.gone) = (is_static, holds, None),
                 None => pod.gone = pod.gone.or(Some(now)),
             }
         }
-        let known = |is_static| move |(uid, holds)| (uid, KnownPod { is_static, holds, gone: None });
+        let known = |is_static| move |(uid, holds)| (uid, KnownPod::new(is_static, holds, None));
         statics.retain(|uid, _| !self.pods.contains_key(uid) && !own.contains_key(uid));
         self.pods.extend(statics.into_iter().map(known(true)));
         self.pods.extend(own.into_iter().map(known(false)));
         while self.pods.len() > MOST {
-            let oldest = self.pods.iter().filter_map(|(uid, pod)| Some((pod.gone?, uid))).min();
-            let Some(oldest) = oldest.map(|(_, uid)| uid.clone()) else { break };
+            // One without a container most likely holds nothing any more.
+            let oldest = self.pods.iter().filter_map(|(uid, pod)| Some((pod.has_containers, pod.gone?, uid))).min();
+            let Some(oldest) = oldest.map(|(_, _, uid)| uid.clone()) else { break };
             self.pods.remove(&oldest);
         }
     }
@@ -110,7 +119,7 @@ impl GonePods {
             if self.pods.len() < MOST && !self.pods.contains_key(&pod.uid) {
                 // It is remembered as long as it has a container, like a pod that no list shows.
                 let gone = Some(view.now.monotonic);
-                self.pods.insert(pod.uid.clone(), KnownPod { is_static: false, holds: PodHolds::Nothing, gone });
+                self.pods.insert(pod.uid.clone(), KnownPod::new(false, PodHolds::Nothing, gone));
             }
         }
     }
@@ -127,7 +136,7 @@ impl GonePods {
         if self.starts.len() < MOST {
             self.starts.insert(uid.clone(), now);
         }
-        let nothing = KnownPod { is_static: false, holds: PodHolds::Nothing, gone: None };
+        let nothing = KnownPod::new(false, PodHolds::Nothing, None);
         let pod = self.pods.entry(uid.clone()).or_insert(nothing);
         match &mut pod.holds {
             PodHolds::Devices(held) => held.extend(devices),
@@ -147,7 +156,8 @@ impl GonePods {
             now.since(*at) < APPEARS_WITHIN && !appeared
         });
         self.pods.retain(|uid, pod| {
-            with_containers.contains(uid) || pod.gone.is_none_or(|gone| now.since(gone) < REMEMBERED)
+            pod.has_containers = with_containers.contains(uid);
+            pod.has_containers || pod.gone.is_none_or(|gone| now.since(gone) < REMEMBERED)
         });
     }
 
@@ -294,12 +304,17 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_are_bounded_and_those_that_are_gone_longest_are_forgotten_first() {
+    fn the_pods_are_bounded_and_those_without_containers_that_are_gone_longest_are_forgotten_first() {
         let mut pods = GonePods::default();
-        pods.listed([listed(0, PodHolds::Nothing)], second(0));
-        pods.listed([], second(1));
-        pods.listed((1..=MOST).map(|n| listed(n, PodHolds::Nothing)), second(2));
-        assert_eq!((pods.pods.len(), pods.without_gpus().contains(&uid(0))), (MOST, false));
+        pods.listed([listed(0, devices(&["GPU-1"])), listed(1, PodHolds::Nothing)], second(0));
+        pods.listed([listed(1, PodHolds::Nothing), listed(2, PodHolds::Nothing)], second(1));
+        pods.listed([], second(2));
+        pods.seen(&view(3, &[0]));
+        pods.listed((3..=MOST).map(|n| listed(n, PodHolds::Nothing)), second(4));
+        let known = |pods: &GonePods| [0, 1, 2].map(|n| pods.pods.contains_key(&uid(n)));
+        assert_eq!((pods.pods.len(), known(&pods)), (MOST, [true, false, true]));
+        pods.listed((3..=MOST + 2).map(|n| listed(n, PodHolds::Nothing)), second(5));
+        assert_eq!((pods.pods.len(), known(&pods)), (MOST, [false, false, false]), "those that exist stay");
     }
 
     #[test]
