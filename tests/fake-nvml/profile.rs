@@ -49,10 +49,11 @@ const REMAPS_ROWS: &[&str] = &["nvmlDeviceGetRetiredPages*"];
 /// Inference GPUs have neither MIG nor GPM ([`GpuModel::has_gpm`]).
 const NO_MIG_NO_GPM: &[&str] = &["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetRetiredPages*"];
 
-/// The GB10 shares the memory of the CPU: NVML reports neither its size nor that of BAR1.
+/// The GB10 shares the memory of the CPU: NVML reports neither its size nor that of BAR1, and the GPU is no NUMA node.
 const GB10_LACKS: &[&str] = &[
     "nvmlDeviceGetMemoryInfo*",
     "nvmlDeviceGetBAR1MemoryInfo",
+    "nvmlDeviceGetNumaNodeId",
     "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetTotalEccErrors",
     "nvmlDeviceGetRemappedRows",

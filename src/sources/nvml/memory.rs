@@ -3,13 +3,16 @@
 //!
 //! ```text
 //!   nvmlDeviceGetMemoryInfo_v2 ──not in this driver──▶ nvmlDeviceGetMemoryInfo   used contains what is reserved
-//!              └──not supported──▶ nvmlDeviceGetBAR1MemoryInfo ──not supported──▶ /proc/meminfo   shared with the host
+//!              │ not supported, or as large as the host's memory
+//!              ▼
+//!   nvmlDeviceGetBAR1MemoryInfo ──not supported──▶ nvmlDeviceGetNumaNodeId ──none──▶ /proc/meminfo   shared with the host
 //! ```
 //!
 //! What must never happen here: a part of the memory that is larger than the memory; a part that the driver does not
 //! report, shown as zero; the host's memory, shown for a GPU with memory of its own.
 
 use crate::bounded_file;
+use crate::nvml::absence::none_of_it;
 use crate::nvml::poll_round::PollRound;
 use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::raw;
@@ -24,6 +27,10 @@ use std::path::Path;
 
 /// Longest `/proc/meminfo` that is read: the kernel's has 1.5 KiB.
 const MAX_MEMINFO: usize = 16 << 10;
+/// The driver's total is the host's memory if it differs from `MemTotal` by at most this part of it. Drivers of a GB10
+/// report `MemTotal` itself. The GPUs with memory of their own and without BAR1 memory are far from it: a GH200 has 96 or
+/// 144 GB in a host with 120, 240 or 480 GB.
+const SAME_SIZE: u64 = 20;
 
 /// The parts of a memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,27 +51,37 @@ pub(super) fn read(gpu: &mut PolledGpu, procfs: &Path, at: Monotonic) {
     let answer = gpu.asker.ask("memory", || raw::memory(&gpu.known.device));
     // If a GPU with memory of its own refuses the call once, its memory is absent. It must not get the host's memory
     // instead.
-    let (answer, kind) = match gpu.known.gpu.memory_kind {
-        MemoryKind::Host => or_host(answer, procfs),
-        MemoryKind::Own | MemoryKind::OwnWithReserved => own(answer),
+    let host = match gpu.known.gpu.memory_kind {
+        MemoryKind::Host => host_instead_of(&answer, procfs),
+        MemoryKind::Own | MemoryKind::OwnWithReserved => None,
     };
+    let (answer, kind) = host.map_or_else(|| own(answer), |host| (Ok(host), MemoryKind::Host));
     let MemoryParts { used, reserved, free } = parts(&mut gpu.asker, answer, kind, at);
     (gpu.sample.memory_used, gpu.sample.memory_reserved, gpu.sample.memory_free) = (used, reserved, free);
 }
 
 /// Reads the memory of a GPU for the inventory, and finds out what the values mean.
 ///
-/// A driver may refuse the call for a GPU with memory of its own. So the GPU gets the host's memory only if the driver
-/// does not support the call for BAR1 either. BAR1 is the part of the GPU's own memory that PCIe can reach.
+/// For a GPU without memory of its own, some drivers refuse the call, and others answer with the size of the host's memory,
+/// of which nothing is in use. A driver may also refuse the call for a GPU with memory of its own, or its size may be the
+/// host's by chance. So the GPU gets the host's memory only if two more answers say that it has none.
 pub(super) fn identify(
     round: &mut PollRound<'_>,
     device: &Device<'static>,
     procfs: &Path,
 ) -> (Result<raw::Memory, Absence>, MemoryKind) {
     let answer = round.call("memory size", || raw::memory(device));
-    let shares_host_memory = matches!(answer, Err(Absence::NotSupported))
-        && matches!(round.call("BAR1 memory", || device.bar1_memory_info()), Err(Absence::NotSupported));
-    if shares_host_memory { or_host(answer, procfs) } else { own(answer) }
+    match host_instead_of(&answer, procfs) {
+        Some(host) if has_none_of_its_own(round, device) => (Ok(host), MemoryKind::Host),
+        _ => own(answer),
+    }
+}
+
+/// Whether the driver has neither of two things that a GPU with memory of its own has. BAR1 is the part of the memory that
+/// PCIe can reach. A GPU that is linked to the processor (GH200) has no BAR1 memory; its memory is a NUMA node.
+fn has_none_of_its_own(round: &mut PollRound<'_>, device: &Device<'static>) -> bool {
+    matches!(round.call("BAR1 memory", || device.bar1_memory_info()), Err(Absence::NotSupported))
+        && round.call("NUMA node", || device.numa_node_id()).is_err_and(none_of_it)
 }
 
 /// The answer of the driver, and what the values mean.
@@ -76,14 +93,12 @@ fn own(answer: Result<raw::Memory, Absence>) -> (Result<raw::Memory, Absence>, M
     (answer, kind)
 }
 
-/// The answer of the driver about a GPU without memory of its own, or else the host's memory, and what the values mean.
-fn or_host(answer: Result<raw::Memory, Absence>, procfs: &Path) -> (Result<raw::Memory, Absence>, MemoryKind) {
+/// The host's memory, if this is what a driver answers about a GPU that uses it: nothing, or about the host's total.
+fn host_instead_of(answer: &Result<raw::Memory, Absence>, procfs: &Path) -> Option<raw::Memory> {
     match answer {
-        Err(Absence::NotSupported) => match of_host(procfs) {
-            Some(memory) => (Ok(memory), MemoryKind::Host),
-            None => (Err(Absence::NotSupported), MemoryKind::Own),
-        },
-        answer => own(answer),
+        Ok(memory) => of_host(procfs).filter(|host| memory.total.abs_diff(host.total) <= host.total / SAME_SIZE),
+        Err(Absence::NotSupported) => of_host(procfs),
+        Err(_) => None,
     }
 }
 

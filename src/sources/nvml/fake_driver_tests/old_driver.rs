@@ -1,6 +1,6 @@
 //! Tests of drivers that lack the newest version of a call, and of GPUs without memory of their own.
 
-use super::{FakeGpu, Harness, Scenario, error, fake_gpus, of, put};
+use super::{FakeGpu, Harness, ReadingKind, Scenario, error, fake_gpus, of, put, with};
 use crate::procfs::host_file::tests::meminfo_with;
 use lab::scenario::{MigSlot, ProcessList, process};
 use model::Absence;
@@ -70,21 +70,67 @@ fn a_gpu_without_memory_of_its_own_shows_the_memory_of_the_host() {
     harness.sample(0, "the new value", |sample| sample.memory_free.get() == Some(Bytes(1_000_000 * 1024)));
 }
 
+/// A GPU for which the driver reports this much memory, of which nothing is in use, and does not support these calls.
+fn answering(memory_total_kb: f64, refused: &[&str]) -> FakeGpu {
+    let not_supported = refused.iter().map(|call| (*call).to_owned()).collect();
+    let sizes = [
+        (ReadingKind::MemoryTotalBytes, memory_total_kb * 1024.0),
+        (ReadingKind::MemoryUsedBytes, 0.0),
+        (ReadingKind::MemoryReservedBytes, 0.0),
+    ];
+    with(FakeGpu { not_supported, processes: vec![process(7, 9 * GIB, 10.0)], ..fake_gpus("L40S", 1) }, &sizes)
+}
+
+#[test]
+fn a_driver_that_reports_the_memory_of_the_host_as_that_of_the_gpu_is_recognised() {
+    let (bar1, numa) = ("nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetNumaNodeId");
+    let cases = [
+        ("a GB10", answering(125_000_000.0, &[bar1, numa]), MemoryKind::Host),
+        ("a little less than the host's", answering(120_000_000.0, &[bar1, numa]), MemoryKind::Host),
+        ("a GH200, by chance as large", answering(125_000_000.0, &[bar1]), MemoryKind::Own),
+        ("a GH200 that is no NUMA node", answering(96_000_000.0, &[bar1, numa]), MemoryKind::Own),
+        ("a GPU on PCIe, by chance as large", answering(125_000_000.0, &[numa]), MemoryKind::Own),
+    ];
+    let mut harness = Harness::prepare(of(cases.iter().map(|(_, gpu, _)| gpu.clone()).collect()));
+    put(&harness.path("proc/meminfo"), &meminfo(97_656_250));
+    harness.open();
+    let gpus = harness.until("all", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == cases.len()));
+    for (place, (name, _, kind)) in cases.iter().enumerate() {
+        assert_eq!(gpus[place].memory_kind, *kind, "{name}");
+        let sample = harness.sample(place, name, |sample| sample.memory_used.get().is_some());
+        let used = if *kind == MemoryKind::Host { (125_000_000 - 97_656_250) * 1024 } else { 0 };
+        assert_eq!(sample.memory_used.get(), Some(Bytes(used)), "{name}");
+    }
+    assert_eq!(gpus[1].memory_total.get(), Some(Bytes(125_000_000 * 1024)), "the kernel's total, as used and free");
+    assert_eq!(gpus[3].memory_total.get(), Some(Bytes(96_000_000 * 1024)));
+    // The host has less available now.
+    put(&harness.path("proc/meminfo"), &meminfo(1_000_000));
+    harness.sample(0, "the new value", |sample| sample.memory_free.get() == Some(Bytes(1_000_000 * 1024)));
+}
+
 #[test]
 fn a_gpu_with_memory_of_its_own_never_shows_the_memory_of_the_host() {
     let refused = |call, gpu| error(call, gpu, 3);
-    let faults = vec![refused("nvmlDeviceGetMemoryInfo*", 0)];
-    let mut harness = Harness::prepare(Scenario { faults, ..of(vec![fake_gpus("H100", 2)]) });
+    // The third GPU is a NUMA node.
+    let faults = vec![
+        refused("nvmlDeviceGetMemoryInfo*", 0),
+        refused("nvmlDeviceGetMemoryInfo*", 2),
+        refused("nvmlDeviceGetBAR1MemoryInfo", 2),
+    ];
+    let mut harness = Harness::prepare(Scenario { faults, ..of(vec![fake_gpus("H100", 3)]) });
     put(&harness.path("proc/meminfo"), &meminfo(97_656_250));
     harness.open();
-    let gpus = harness.until("both", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 2));
+    let gpus = harness.until("all", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
     let size = 81_559 * Bytes::MIB;
-    assert_eq!(gpus[0].memory_total.absence(), Some(Absence::NotSupported), "refused from the start");
+    for gpu in [&gpus[0], &gpus[2]] {
+        assert_eq!(gpu.memory_total.absence(), Some(Absence::NotSupported), "refused from the start");
+    }
     assert_eq!((gpus[1].memory_total.get(), gpus[1].memory_kind), (Some(Bytes(size)), MemoryKind::Own));
     // Later the driver refuses the calls for the other GPU. The power limit shows that an inventory had these answers.
     harness.change(|scenario| {
         scenario.faults.push(refused("nvmlDeviceGetMemoryInfo*", 1));
         scenario.faults.push(refused("nvmlDeviceGetBAR1MemoryInfo", 1));
+        scenario.faults.push(refused("nvmlDeviceGetNumaNodeId", 1));
         scenario.faults.push(error("nvmlDeviceGetEnforcedPowerLimit", 1, 999));
     });
     let later = |gpus: &Vec<Gpu>| gpus[1].power_limit.absence().is_some();
@@ -94,6 +140,6 @@ fn a_gpu_with_memory_of_its_own_never_shows_the_memory_of_the_host() {
     // The driver answers again.
     harness.change(|scenario| scenario.faults.clear());
     let known = |gpus: &Vec<Gpu>| gpus[0].memory_total.get() == Some(Bytes(size));
-    let gpus = harness.until("the size of both", |seen| seen.gpus.clone().filter(known));
+    let gpus = harness.until("the size", |seen| seen.gpus.clone().filter(known));
     assert!(gpus.iter().all(|gpu| gpu.memory_kind == MemoryKind::Own), "{gpus:?}");
 }
