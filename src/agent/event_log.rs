@@ -160,7 +160,7 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
                 "the driver says that a GPU has fallen off the bus, without an XID: {advice}"
             );
         }
-        NodeEvent::XidProcess(error) => xid_process(error, view),
+        NodeEvent::XidDetails(error) => xid_details(error, view),
         NodeEvent::Sxid(error) => sxid(error),
         NodeEvent::LeftOut { what, count } => {
             tracing::warn!(what, count, "too many to keep; the rest is missing in metrics and API");
@@ -214,17 +214,29 @@ fn xid(xid: &Xid, view: &NodeView) {
     );
 }
 
-/// Logs the process of an XID. NVML reported the error earlier; now the kernel log names the process.
-fn xid_process(xid: &Xid, view: &NodeView) {
-    let pod = pod_of(xid, view);
-    tracing::error!(
-        gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
-        xid = xid.code,
-        pid = xid.pid,
-        pod = pod.map(tracing::field::display),
-        "the process behind GPU driver error XID {}",
-        xid.code
-    );
+/// Logs the process and the severity of an XID. NVML reported the error earlier; now the kernel log has them.
+fn xid_details(xid: &Xid, view: &NodeView) {
+    let gpu_uuid = xid.gpu.as_ref().map(tracing::field::display);
+    if xid.pid.is_some() {
+        let pod = pod_of(xid, view);
+        tracing::error!(
+            gpu_uuid,
+            xid = xid.code,
+            pid = xid.pid,
+            pod = pod.map(tracing::field::display),
+            "the process behind GPU driver error XID {}",
+            xid.code
+        );
+    }
+    if let Some(severity) = xid.severity.map(XidSeverity::code) {
+        tracing::warn!(
+            gpu_uuid,
+            xid = xid.code,
+            severity,
+            "the kernel log calls GPU driver error XID {} {severity}",
+            xid.code
+        );
+    }
 }
 
 fn sxid(sxid: &Sxid) {

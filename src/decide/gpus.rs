@@ -396,15 +396,23 @@ impl GpuStates {
         std::iter::once(said).chain(change).collect()
     }
 
-    /// Takes in the process behind an error that was counted already: adds it to the GPU's last XID and returns it as
-    /// an event.
-    pub fn xid_process(&mut self, xid: Xid) -> Vec<NodeEvent> {
-        let state = xid.gpu.as_ref().and_then(|uuid| self.find(uuid));
-        if let Some(last) = state.and_then(|state| state.last_xid.as_mut()).filter(|last| last.code == xid.code) {
-            last.pid = xid.pid;
-            last.pod.clone_from(&xid.pod);
+    /// Takes in what was not known of an error when it was counted: its process, its severity. Adds it to the GPU's last
+    /// XID and returns it as an event. The severity decides on the GPU, as if it had come with the error.
+    pub fn xid_details(&mut self, xid: Xid, now: Monotonic) -> Vec<NodeEvent> {
+        let mut change = None;
+        if let Some(state) = self.list.iter_mut().find(|state| Some(&state.gpu.uuid) == xid.gpu.as_ref()) {
+            if let Some(last) = state.last_xid.as_mut().filter(|last| last.code == xid.code) {
+                if xid.pid.is_some() {
+                    last.pid = xid.pid;
+                    last.pod.clone_from(&xid.pod);
+                }
+                last.severity = xid.severity.or(last.severity);
+            }
+            let decided =
+                xid.severity.and_then(|severity| state.record.severity(xid.code, severity, &self.policy, now));
+            change = decided.map(|change| state.changed(change));
         }
-        vec![NodeEvent::XidProcess(xid)]
+        std::iter::once(NodeEvent::XidDetails(xid)).chain(change).collect()
     }
 
     fn find(&mut self, uuid: &GpuUuid) -> Option<&mut GpuState> {

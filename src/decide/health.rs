@@ -17,9 +17,10 @@
 //!
 //! Each GPU has its own record, so a failure never makes a neighbour unfit. Only the monotonic clock is used.
 //!
-//! What must never happen here: an application's own error (XID 13, 31, 43, 45, …) makes a GPU unfit; a GPU becomes fit
-//! again by a reading of the recovery action that is older than the last event, or by time alone where it needs a
-//! reset; a GPU becomes unfit because of values that its model does not support.
+//! What must never happen here: an application's own error (XID 13, 31, 43, 45, …) makes a GPU unfit; an error keeps a
+//! GPU unfit although the driver calls it nonfatal; a GPU becomes fit again by a reading of the recovery action that is
+//! older than the last event, or by time alone where it needs a reset; a GPU becomes unfit because of values that its model
+//! does not support.
 
 use crate::evidence::{Counters, ResetSearch};
 use model::gpu::{GpuSample, XidSeverity};
@@ -115,6 +116,9 @@ pub struct HealthRecord {
     counters: Counters,
     /// The search for evidence of a reset, since an XID that needs one.
     search: Option<ResetSearch>,
+    /// Number of errors by XID, for the incidents that rest on nothing but errors whose severity is not known. The driver
+    /// may still call them nonfatal. At most one entry for each incident.
+    unstated: BTreeMap<u32, u32>,
     /// Number of rounds in a row in which no core reading succeeded, up to [`UNREAD_ROUNDS`].
     unread: u8,
     /// Times of stalled calls, newest last; at most [`STALLS`].
@@ -137,11 +141,51 @@ impl HealthRecord {
             self.search = Some(ResetSearch::after(self.counters.marks()));
         }
         self.last_event = self.last_event.max(now);
+        self.count_unstated(code, severity);
         if self.incidents.len() >= MAX_XID_CODES {
             self.last = now;
             return None;
         }
         self.add_incident(Incident::Xid(code), now)
+    }
+
+    fn count_unstated(&mut self, code: u32, severity: Option<XidSeverity>) {
+        if severity.is_some() {
+            self.unstated.remove(&code);
+        } else if let Some(count) = self.unstated.get_mut(&code) {
+            *count = count.saturating_add(1);
+        } else if !self.incidents.contains_key(&Incident::Xid(code)) && self.incidents.len() < MAX_XID_CODES {
+            self.unstated.insert(code, 1);
+        }
+    }
+
+    /// The driver states the severity of an error that was taken in without it. If the driver calls all errors of an
+    /// incident nonfatal, the incident is taken back.
+    pub fn severity(
+        &mut self,
+        code: u32,
+        severity: XidSeverity,
+        policy: &HealthPolicy,
+        now: Monotonic,
+    ) -> Option<HealthChange> {
+        if severity == XidSeverity::Fatal {
+            return self.xid(code, Some(severity), policy, now);
+        }
+        let count = self.unstated.get_mut(&code)?;
+        *count = count.saturating_sub(1);
+        if *count > 0 {
+            return None;
+        }
+        self.unstated.remove(&code);
+        self.incidents.remove(&Incident::Xid(code))?;
+        let needs_reset = |incident: &Incident| match incident {
+            Incident::Xid(code) => xid::needs_reset(*code),
+            other => *other == Incident::FallenOff,
+        };
+        if !self.incidents.keys().any(needs_reset) {
+            self.search = None;
+        }
+        self.incidents.is_empty().then_some(HealthChange::Fit)
     }
 
     /// The driver says, without an XID, that this GPU has fallen off the bus.
@@ -196,6 +240,7 @@ impl HealthRecord {
     pub fn clear(&mut self) -> (usize, Option<HealthChange>) {
         let before = self.incidents.len();
         self.incidents.retain(|incident, _| !incident.is_event());
+        self.unstated.clear();
         self.search = None;
         let gone = before - self.incidents.len();
         (gone, (gone > 0 && self.incidents.is_empty()).then_some(HealthChange::Fit))
@@ -250,6 +295,7 @@ impl HealthRecord {
         let quiet = self.recovery_allowed(sample) && now >= self.last.after(policy.quiet);
         if !self.incidents.is_empty() && !self.condition_present && quiet {
             self.incidents.clear();
+            self.unstated.clear();
             self.search = None;
             changes.push(HealthChange::Fit);
         } else if self.incidents.is_empty() && returned {

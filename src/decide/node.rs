@@ -131,7 +131,7 @@ impl NodeState {
             SourceEvent::GpuStalled(uuid) => self.gpus.stalled(&uuid, now),
             SourceEvent::Xid(xid) => self.gpus.xid(self.with_pod(xid), now),
             SourceEvent::GpuFellOff(pci_bus_id) => self.gpus.fell_off(&pci_bus_id, now),
-            SourceEvent::XidProcess(xid) => self.gpus.xid_process(self.with_pod(xid)),
+            SourceEvent::XidDetails(xid) => self.gpus.xid_details(self.with_pod(xid), now),
             SourceEvent::Sxid(sxid) => self.switches.sxid(sxid),
             SourceEvent::Trouble(trouble) => self.count(trouble, 1),
             SourceEvent::Dropped(number) => self.count(ErrorCounter::QueueFull, number),

@@ -48,8 +48,8 @@ pub enum NodeEvent {
         /// Its PCI address.
         pci_bus_id: Arc<str>,
     },
-    /// The process behind a driver error that was already reported without its process.
-    XidProcess(Xid),
+    /// The process behind a driver error, or its severity, or both: the error was already reported without them.
+    XidDetails(Xid),
     /// An error of an NVSwitch.
     Sxid(Sxid),
     /// There are more pods, containers or processes than the agent keeps.

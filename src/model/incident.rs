@@ -138,6 +138,11 @@ impl Incident {
                 "Check the kernel log (dmesg) and which other programs call the driver (many nvidia-smi at a time); if \
                  the stalls continue, drain and restart the node."
             }
+            Incident::Xid(code) if xid::states_severity(code) => {
+                "Check the kernel log (dmesg): if the driver calls the error Nonfatal there, the GPU works, and an agent \
+                 that reads the log (agent.kernelLog, --kernel-log) leaves it in service. Else reset the GPU; if the \
+                 error comes back, check the NVLink."
+            }
             Incident::Xid(code) => match xid::find(code).map(|entry| entry.bucket) {
                 Some(XidAction::RestartNode) => "Drain and restart the node.",
                 Some(XidAction::RestartGuest) => "Restart the virtual machine.",
@@ -217,6 +222,7 @@ mod tests {
         let unread = [Absence::NoPermission, Absence::Nvml(999)].map(Incident::Unread);
         assert_eq!(unread.map(Incident::code), ["silent", "silent"]);
         assert!(unread[0].advice().contains("device cgroup") && unread[1].advice().contains("GSP"));
+        assert!(Incident::Xid(145).advice().contains("agent.kernelLog"), "only the kernel log tells what to do");
     }
 
     #[test]

@@ -89,8 +89,8 @@ pub enum SourceEvent {
     Xid(Xid),
     /// The driver says, without an XID, that the GPU at this PCI address has fallen off the bus.
     GpuFellOff(Arc<str>),
-    /// The process behind a driver error that was already reported without its process.
-    XidProcess(Xid),
+    /// The process behind a driver error, or its severity, or both: the error was already reported without them.
+    XidDetails(Xid),
     /// An error of an NVSwitch.
     Sxid(Sxid),
     /// An error of a source, for the counters in `/metrics`; the source has already logged it.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fixtures;
-use model::gpu::XidSource;
+use model::gpu::{XidSeverity, XidSource};
 use model::incident::Incident;
 use model::unit::{Bytes, Celsius};
 
@@ -102,6 +102,27 @@ fn the_pci_addresses_of_kernel_and_nvml_name_the_same_gpu() {
     {
         assert_eq!(slot(address), expect, "{address}");
     }
+}
+
+#[test]
+fn a_severity_that_the_log_states_later_decides_on_the_gpu() {
+    let mut gpus = GpuStates::default();
+    gpus.listed(vec![gpu(0)]);
+    let from_nvml = || Xid { gpu: Some(gpu(0).uuid), code: 48, source: XidSource::Nvml, ..xid("0000:00:00") };
+    let late = |severity| Xid { severity: Some(severity), ..from_nvml() };
+    let unfit = |gpus: &GpuStates| !gpus.list[0].record.condition(&gpus.policy).fit();
+    gpus.xid(from_nvml(), AT);
+    assert!(unfit(&gpus), "its number says so");
+    let events = gpus.xid_details(late(XidSeverity::Nonfatal), AT);
+    assert_eq!(events, [NodeEvent::XidDetails(late(XidSeverity::Nonfatal)), NodeEvent::GpuFit(gpu(0).uuid)]);
+    assert!(!unfit(&gpus));
+    let last = gpus.list[0].last_xid.as_ref().and_then(|last| last.severity);
+    assert_eq!((last, gpus.list[0].xid_count), (Some(XidSeverity::Nonfatal), 1), "the error is counted once");
+    gpus.xid(from_nvml(), AT);
+    assert_eq!(gpus.xid_details(late(XidSeverity::Fatal), AT).len(), 1, "as its number says");
+    assert!(unfit(&gpus));
+    let elsewhere = Xid { gpu: None, ..late(XidSeverity::Nonfatal) };
+    assert_eq!(gpus.xid_details(elsewhere.clone(), AT), [NodeEvent::XidDetails(elsewhere)]);
 }
 
 /// Promise 4 in docs/specification.md.

@@ -381,6 +381,45 @@ fn the_severity_that_the_driver_states_decides() {
 }
 
 #[test]
+fn a_severity_that_the_driver_states_later_decides_too() {
+    use XidSeverity::{Fatal, Nonfatal};
+    let mut record = HealthRecord::default();
+    record.read(&without_recovery_action(1), &policy(), at(1));
+    for second in [2, 3] {
+        record.xid(95, None, &policy(), at(second));
+    }
+    assert_eq!(record.severity(95, Nonfatal, &policy(), at(4)), None, "one of two errors");
+    assert!(record.awaits_reset());
+    assert_eq!(record.severity(95, Nonfatal, &policy(), at(4)), Some(HealthChange::Fit), "both");
+    assert!(record.condition(&policy()).fit() && !record.awaits_reset());
+    assert_eq!(record.severity(95, Nonfatal, &policy(), at(5)), None, "an error that is not known");
+    // One error was fatal.
+    record.xid(95, None, &policy(), at(6));
+    assert_eq!(record.severity(95, Fatal, &policy(), at(7)), None, "its number has said so");
+    record.xid(95, None, &policy(), at(8));
+    assert_eq!(record.severity(95, Nonfatal, &policy(), at(9)), None);
+    // Another error stays.
+    record.clear();
+    record.xid(48, None, &policy(), at(10));
+    record.xid(95, None, &policy(), at(11));
+    assert_eq!(record.severity(95, Nonfatal, &policy(), at(12)), None);
+    assert_eq!(record.condition(&policy()).incidents, [(Incident::Xid(48), at(10))]);
+    assert!(record.awaits_reset(), "48 needs a reset too");
+    // A fatal error with a harmless number.
+    let mut record = HealthRecord::default();
+    assert_eq!(record.xid(137, None, &policy(), at(1)), None);
+    assert_eq!(record.severity(137, Fatal, &policy(), at(2)), Some(HealthChange::Unfit(Incident::Xid(137))));
+    assert_eq!(record.severity(137, Nonfatal, &policy(), at(3)), None);
+    // Nobody knows how many errors an earlier run of the agent saw.
+    record.xid(48, None, &policy(), at(4));
+    let kept = record.kept(&GpuUuid::parse("GPU-1").unwrap()).unwrap();
+    let mut next = HealthRecord::restored(&kept, at(10));
+    next.xid(48, None, &policy(), at(11));
+    assert_eq!(next.severity(48, Nonfatal, &policy(), at(12)), None);
+    assert!(!next.condition(&policy()).fit());
+}
+
+#[test]
 fn a_gpu_that_fell_off_the_bus_is_unfit_until_a_reset_however_it_is_told() {
     let mut record = HealthRecord::default();
     record.read(&counting(1, 5000), &policy(), at(1));

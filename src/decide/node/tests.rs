@@ -525,8 +525,8 @@ fn the_process_that_an_xid_names_is_joined_to_its_pod_if_the_pod_is_known() {
     // NVML names no process. The kernel log does a moment later; the process may be gone from the GPU's list by then.
     node.apply(Observation::Event(SourceEvent::Xid(error(13, None))), now(2));
     assert_eq!(pod_of_xid(&mut node), None);
-    let events = node.apply(Observation::Event(SourceEvent::XidProcess(error(13, Some(4)))), now(2));
-    assert!(matches!(&events[..], [NodeEvent::XidProcess(xid)] if xid.pod == Some(uid(1))), "{events:?}");
+    let events = node.apply(Observation::Event(SourceEvent::XidDetails(error(13, Some(4)))), now(2));
+    assert!(matches!(&events[..], [NodeEvent::XidDetails(xid)] if xid.pod == Some(uid(1))), "{events:?}");
     assert_eq!(pod_of_xid(&mut node), Some(uid(1)));
     let counted: Vec<_> = node.view(now(2)).gpus[0].xids.iter().copied().filter(|(_, count)| *count > 0).collect();
     assert_eq!(counted, [(13, 1), (31, 2)], "the error itself is counted once");

@@ -68,8 +68,8 @@ pub(super) struct Seen {
     pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
     pub(super) processes: BTreeMap<GpuUuid, GpuProcesses>,
     pub(super) xids: Vec<model::gpu::Xid>,
-    /// Errors whose process was reported later.
-    pub(super) named: Vec<model::gpu::Xid>,
+    /// Errors whose process or severity was reported later.
+    pub(super) completed: Vec<model::gpu::Xid>,
     pub(super) sxids: Vec<model::switch::Sxid>,
     /// Slots of GPUs that the driver calls lost without an XID.
     pub(super) fell_off: Vec<String>,
@@ -222,7 +222,7 @@ impl Seen {
                 self.processes.insert(processes.gpu.clone(), processes);
             }
             Observation::Event(SourceEvent::Xid(xid)) => self.xids.push(xid),
-            Observation::Event(SourceEvent::XidProcess(xid)) => self.named.push(xid),
+            Observation::Event(SourceEvent::XidDetails(xid)) => self.completed.push(xid),
             Observation::Event(SourceEvent::Sxid(sxid)) => self.sxids.push(sxid),
             Observation::Event(SourceEvent::GpuFellOff(slot)) => self.fell_off.push(slot.to_string()),
             Observation::Event(SourceEvent::Trouble(ErrorCounter::NvmlFailed)) => self.failures += 1,

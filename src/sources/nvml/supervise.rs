@@ -226,7 +226,10 @@ impl Supervisor {
                 now.into_iter().for_each(|xid| self.reporter.event(SourceEvent::Xid(xid)));
             }
             News::Error => self.reporter.event(SourceEvent::Xid(xid)),
-            News::Process => self.reporter.event(SourceEvent::XidProcess(xid)),
+            News::Details { process, severity } => {
+                let (pid, severity) = (xid.pid.filter(|_| process), xid.severity.filter(|_| severity));
+                self.reporter.event(SourceEvent::XidDetails(Xid { pid, severity, ..xid }));
+            }
             News::None => {}
         }
     }

@@ -32,6 +32,7 @@ struct SeenXid {
     pci_bus_id: Option<Arc<str>>,
     code: u32,
     named: bool,
+    stated: bool,
     source: XidSource,
     at: Monotonic,
 }
@@ -41,8 +42,13 @@ struct SeenXid {
 pub(super) enum News {
     /// The error itself.
     Error,
-    /// The process, which an earlier report from NVML could not name.
-    Process,
+    /// What an earlier report from NVML could not say. At least one of both.
+    Details {
+        /// The process.
+        process: bool,
+        /// The severity.
+        severity: bool,
+    },
     /// Nothing.
     None,
 }
@@ -90,14 +96,16 @@ impl Recent {
     /// What is new in this report.
     pub(super) fn news(&mut self, xid: &Xid) -> News {
         self.errors.retain(|seen| xid.at.since(seen.at) <= SAME);
-        let twin = self.errors.iter_mut().find(|seen| {
+        let twins = self.errors.iter_mut().filter(|seen| {
             same_gpu((&seen.gpu, &seen.pci_bus_id), (&xid.gpu, &xid.pci_bus_id))
                 && seen.code == xid.code
                 && seen.source != xid.source
         });
-        if let Some(twin) = twin {
-            let news = xid.pid.is_some() && !std::mem::replace(&mut twin.named, true);
-            return if news { News::Process } else { News::None };
+        // If the error has happened twice, each report of the log belongs to another one of them.
+        if let Some(twin) = twins.min_by_key(|seen| seen.named || seen.stated) {
+            let process = xid.pid.is_some() && !std::mem::replace(&mut twin.named, true);
+            let severity = xid.severity.is_some() && !std::mem::replace(&mut twin.stated, true);
+            return if process || severity { News::Details { process, severity } } else { News::None };
         }
         if self.errors.len() >= REMEMBERED {
             self.errors.pop_front();
@@ -107,6 +115,7 @@ impl Recent {
             pci_bus_id: xid.pci_bus_id.clone(),
             code: xid.code,
             named: xid.pid.is_some(),
+            stated: xid.severity.is_some(),
             source: xid.source,
             at: xid.at,
         });
@@ -215,10 +224,26 @@ mod tests {
         let named = |xid: Xid| Xid { pid: Some(77), ..xid };
         let mut recent = Recent::default();
         assert_eq!(recent.news(&xid("GPU-a", 31, XidSource::Nvml, 100)), News::Error);
-        assert_eq!(recent.news(&named(xid("GPU-a", 31, XidSource::KernelLog, 100))), News::Process);
+        let process = News::Details { process: true, severity: false };
+        assert_eq!(recent.news(&named(xid("GPU-a", 31, XidSource::KernelLog, 100))), process);
         assert_eq!(recent.news(&named(xid("GPU-a", 31, XidSource::KernelLog, 100))), News::None);
         assert_eq!(recent.news(&named(xid("GPU-b", 31, XidSource::KernelLog, 100))), News::Error);
         assert_eq!(recent.news(&xid("GPU-b", 31, XidSource::Nvml, 100)), News::None, "it was named already");
+    }
+
+    #[test]
+    fn a_severity_that_only_the_log_states_is_reported_once_for_each_error() {
+        let stated = || Xid { severity: Some(XidSeverity::Nonfatal), ..xid("GPU-a", 48, XidSource::KernelLog, 101) };
+        let mut recent = Recent::default();
+        for _ in 0..2 {
+            assert_eq!(recent.news(&xid("GPU-a", 48, XidSource::Nvml, 100)), News::Error);
+        }
+        for _ in 0..2 {
+            assert_eq!(recent.news(&stated()), News::Details { process: false, severity: true });
+        }
+        assert_eq!(recent.news(&Xid { pid: Some(7), ..stated() }), News::Details { process: true, severity: false });
+        assert_eq!(recent.news(&Xid { gpu: GpuUuid::parse("GPU-b").ok(), ..stated() }), News::Error);
+        assert_eq!(recent.news(&xid("GPU-b", 48, XidSource::Nvml, 101)), News::None, "the log was first");
     }
 
     #[test]

@@ -32,7 +32,7 @@ fn an_xid_is_reported_once_for_its_gpu_although_two_sources_report_it() {
     let reported = &harness.seen.xids[1];
     assert_eq!((reported.gpu.as_ref(), reported.code, reported.pid), (Some(&uuid), 63, Some(78)));
     assert_eq!(reported.source, XidSource::KernelLog);
-    let named: Vec<_> = harness.seen.named.iter().map(|xid| (xid.gpu.as_ref(), xid.code, xid.pid)).collect();
+    let named: Vec<_> = harness.seen.completed.iter().map(|xid| (xid.gpu.as_ref(), xid.code, xid.pid)).collect();
     assert_eq!(named, [(Some(&uuid), 79, Some(77))], "the process that NVML does not name");
     harness.change(|scenario| scenario.xids.push(xid(2, 0, 13, None)));
     harness.wait("the next event", |seen| seen.xids.len() == 3);
@@ -59,6 +59,23 @@ fn the_severity_in_the_log_completes_an_error_that_nvml_reports_first() {
     harness.change(|scenario| scenario.xids.push(xid(3, 0, 149, None)));
     harness.wait("an error that the log does not have", |seen| seen.xids.iter().any(|xid| xid.code == 149));
     assert_eq!((harness.seen.xids.len(), harness.seen.xids[2].severity), (3, None));
+}
+
+#[test]
+fn the_severity_in_the_log_is_added_to_an_error_that_nvml_has_reported() {
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1)]));
+    let uuid = harness.uuid(0);
+    let slot = harness.until("its slot", |seen| seen.gpus.as_ref()?[0].pci_bus_id.value().cloned());
+    let place = slot[4..].trim_end_matches(".0").to_owned();
+    harness.sample(0, "readings", |sample| sample.power.get().is_some());
+    harness.change(|scenario| scenario.xids = vec![xid(1, 0, 48, None)]);
+    harness.wait("NVML's event, whose number says that it is fatal", |seen| seen.xids.len() == 1);
+    log(&harness, &format!("NVRM: Xid (PCI:{place}): 48, pid=77, Nonfatal error in a memory"));
+    harness.wait("what the log adds", |seen| !seen.completed.is_empty());
+    let added = &harness.seen.completed[0];
+    assert_eq!((added.gpu.as_ref(), added.code), (Some(&uuid), 48));
+    assert_eq!((added.pid, added.severity), (Some(77), Some(XidSeverity::Nonfatal)));
+    assert_eq!(harness.seen.xids.len(), 1, "it is one error");
 }
 
 #[test]
