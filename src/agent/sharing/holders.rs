@@ -5,7 +5,7 @@ use crate::event_log::{PodEvent, log_not_taken, log_pod_event};
 use decide::allocator::{HolderDisagreement, NodeAllocator, OtherHolding};
 use model::checkpoint::{CheckpointEntry, ForeignEntry};
 use model::file_stamp::FileStamp;
-use model::id::{GpuUuid, PodRef, PodUid};
+use model::id::{ContainerKey, GpuUuid, PodRef, PodUid};
 use model::observation::{ContainerDevices, ErrorCounter};
 use model::pod::{Pod, PodList};
 use model::time::Monotonic;
@@ -139,8 +139,9 @@ impl HolderSources {
     }
 
     /// The devices that the live pods among `pods` got from other plugins or under other resources, by the checkpoint
-    /// and, while a part of it cannot be read, also by PodResources.
-    pub(super) fn others(&self, pods: &PodList) -> Vec<OtherHolding> {
+    /// and, while a part of it cannot be read, also by PodResources. PodResources does not show which plugin gave an id
+    /// that looks like a slot, so the tickets in the allocator decide.
+    pub(super) fn others(&self, pods: &PodList, allocator: &NodeAllocator) -> Vec<OtherHolding> {
         let live = || pods.pods.iter().filter(|pod| !pod.ended());
         let of = |pod: &Arc<Pod>, own_resource, devices: &[Arc<str>], nodes: &[u32]| OtherHolding {
             uid: pod.cgroup_uid().clone(),
@@ -161,6 +162,12 @@ impl HolderSources {
             others.extend(self.listing.foreign().into_iter().filter_map(|(one, own_resource)| {
                 let pod = live().find(|pod| is(pod, one))?;
                 Some(of(pod, own_resource, &one.ids, &[]))
+            }));
+            let last = self.listing.last();
+            others.extend(last.iter().flat_map(|listed| listed.iter()).filter_map(|one| {
+                let pod = live().find(|pod| is(pod, one))?;
+                let holder = ContainerKey { pod: pod.cgroup_uid().clone(), container: Arc::clone(&one.container) };
+                (!allocator.may_have_given(&holder, &one.ids)).then(|| of(pod, true, &one.ids, &[]))
             }));
         }
         others.sort();
@@ -231,5 +238,53 @@ impl HolderSources {
                 "kubelet's checkpoint and PodResources name different pods; the agent follows the checkpoint"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decide::allocator::WithoutClaim;
+    use model::id::Ticket;
+    use serde_json::json;
+
+    const OURS: &str = "0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d";
+    const OTHERS: &str = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
+    const RESOURCE: &str = "nvidia.com/gpu";
+    const GPU: &str = "GPU-0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+
+    fn pod(name: &str, uid: &str) -> Arc<Pod> {
+        let text = json!({ "metadata": { "uid": uid, "namespace": "ml", "name": name },
+            "spec": { "nodeName": "n1", "containers": [{ "name": "main" }] }, "status": { "phase": "Running" } });
+        Arc::new(wire::pod::decode(text.to_string().as_bytes()).unwrap())
+    }
+
+    fn listed(pod: &str, id: &str) -> ContainerDevices {
+        let (namespace, container) = ("ml".into(), "main".into());
+        ContainerDevices { namespace, pod: pod.into(), container, resource: RESOURCE.into(), ids: vec![id.into()] }
+    }
+
+    #[test]
+    fn an_id_like_the_agents_own_in_pod_resources_is_another_plugins_unless_there_is_a_ticket() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = CheckpointReader::new(folder.path(), RESOURCE.into());
+        let listing = Listing::new(folder.path().join("kubelet.sock"), RESOURCE.into());
+        let mut holders = HolderSources::new(checkpoint, listing, Reporter::channel().0);
+        let [given, not_given] = [3, 4].map(|number| format!("{GPU}-{number}"));
+        let answer = vec![listed("ours", &given), listed("hamis", &not_given)];
+        holders.take(Listed::of(answer, RESOURCE)).unwrap();
+        let mut allocator = NodeAllocator::new(WithoutClaim::Auto, false);
+        allocator.issue(Ticket::of_random([7; 16]), &[given.as_str().into()]);
+        let pods = PodList { pods: vec![pod("ours", OURS), pod("hamis", OTHERS)], ..PodList::default() };
+        assert_eq!(holders.others(&pods, &allocator), [], "the checkpoint says more, while it can be read");
+        holders.is_torn = true;
+        let other = OtherHolding {
+            uid: PodUid::parse(OTHERS).unwrap(),
+            pod: PodRef { namespace: "ml".into(), name: "hamis".into() },
+            own_resource: true,
+            devices: vec![not_given.as_str().into()],
+            nodes: Vec::new(),
+        };
+        assert_eq!(holders.others(&pods, &allocator), [other]);
     }
 }

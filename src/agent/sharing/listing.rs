@@ -63,6 +63,23 @@ struct Disagreements {
     reported: BTreeSet<HolderDisagreement>,
 }
 
+impl ListedDevices {
+    fn of(listed: Vec<ContainerDevices>, resource: &str) -> ListedDevices {
+        ListedDevices {
+            foreign: listed.iter().filter(|one| is_foreign(one, resource)).cloned().collect(),
+            own: listed.into_iter().filter(|one| *one.resource == *resource).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Listed {
+    /// An answer with these containers.
+    pub(super) fn of(listed: Vec<ContainerDevices>, resource: &str) -> Listed {
+        Listed { requested_at: clock::monotonic(), answer: Ok(ListedDevices::of(listed, resource)) }
+    }
+}
+
 impl Listing {
     /// Asks at this socket, about one resource.
     pub(super) fn new(path: PathBuf, resource: Arc<str>) -> Listing {
@@ -126,10 +143,7 @@ impl Listing {
             sleep(delay).await;
             let requested_at = clock::monotonic();
             let answer = list_once(&path).await;
-            let answer = answer.map(|listed| ListedDevices {
-                foreign: listed.iter().filter(|one| is_foreign(one, &resource)).cloned().collect(),
-                own: listed.into_iter().filter(|one| one.resource == resource).collect(),
-            });
+            let answer = answer.map(|listed| ListedDevices::of(listed, &resource));
             let _ = sender.send(Listed { requested_at, answer }).await;
         });
     }
@@ -167,8 +181,8 @@ impl Listing {
 }
 
 /// Whether an entry has ids that this agent does not give, or GPUs under another resource. PodResources has no answers of
-/// plugins, so another plugin's ids that look like slots are not recognised, nor are GPUs that another resource names by other
-/// ids than UUIDs.
+/// plugins, so GPUs that another resource names by other ids than UUIDs are not recognised. Whose ids are that look like
+/// slots, only the tickets say (`HolderSources::others`).
 fn is_foreign(one: &ContainerDevices, resource: &str) -> bool {
     match *one.resource == *resource {
         true => one.ids.iter().any(|id| Slot::parse(id).is_none()),

@@ -114,7 +114,8 @@ impl Sharing {
         allocator.close(!self.cdi.works());
         if let Some(pods) = self.pods.latest() {
             allocator.set_gpu_pods(self.pods.gpu_pods(&pods));
-            allocator.set_other_holdings(self.holders.others(&pods));
+            let others = self.holders.others(&pods, &allocator);
+            allocator.set_other_holdings(others);
         }
         self.offer.publish_again(&allocator);
     }
@@ -362,7 +363,8 @@ impl Sharing {
     /// Finds which devices other owners hold.
     pub(super) fn look_at_other_owners(&mut self) {
         let Some(pods) = self.pods.latest() else { return };
-        let changed = self.allocator.set_other_holdings(self.holders.others(&pods));
+        let others = self.holders.others(&pods, &self.allocator);
+        let changed = self.allocator.set_other_holdings(others);
         self.holders.note_taken(&self.allocator);
         if changed {
             self.publish_list();
@@ -380,7 +382,7 @@ impl Sharing {
         let alive = pods.pods.iter().filter(|pod| !pod.ended());
         self.gone.listed(alive.map(listed), clock::monotonic());
         self.holders.foreign_pods().for_each(|uid| self.gone.holds_others(uid));
-        self.holders.others(pods).iter().for_each(|other| self.gone.holds_others(&other.uid));
+        self.holders.others(pods, &self.allocator).iter().for_each(|other| self.gone.holds_others(&other.uid));
     }
 
     pub(super) fn publish_list(&mut self) {

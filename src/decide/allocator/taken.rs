@@ -16,7 +16,7 @@ use super::device::SharedDevice;
 use super::state::NodeAllocator;
 use model::gpu_id;
 use model::gpu_pod::GpuPod;
-use model::id::{GpuUuid, PodRef, PodUid};
+use model::id::{ContainerKey, GpuUuid, PodRef, PodUid};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -61,6 +61,15 @@ impl NodeAllocator {
         self.count_as_started();
         self.find_taken();
         self.list() != before
+    }
+
+    /// Whether this agent, or an earlier process of it, may have given these ids to a container: there is a ticket for them,
+    /// or a file of limits of the container. Ids of HAMi's plugin look the same, and have neither.
+    #[must_use]
+    pub fn may_have_given(&self, holder: &ContainerKey, ids: &[Arc<str>]) -> bool {
+        self.claims.in_limits_files.contains_key(holder)
+            || self.held.get(holder).is_some_and(|row| row.ticket.is_some())
+            || self.tickets.may_be_of(holder, ids)
     }
 
     /// The devices that another owner holds, with the pod that holds each.

@@ -4,6 +4,7 @@ use model::claim::DeviceShare;
 use model::id::{ContainerKey, Ticket};
 use model::ticket::IssuedTicket;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Upper bound on the tickets that are kept, enough for 500 pods with 16 containers each. Beyond it, the oldest tickets
 /// are forgotten. A forgotten ticket matters only if the kubelet's checkpoint is lost.
@@ -58,6 +59,13 @@ impl Tickets {
     /// The ticket of a container, once the container is known to hold it.
     pub(super) fn held_by(&self, holder: &ContainerKey) -> Option<&IssuedTicket> {
         self.held.get(holder).and_then(|ticket| self.by_ticket.get(ticket))
+    }
+
+    /// Whether a container may have these ids by a ticket: one that it holds, or one of which the holder is not known.
+    pub(super) fn may_be_of(&self, holder: &ContainerKey, ids: &[Arc<str>]) -> bool {
+        self.iter().any(|issued| {
+            issued.holder.as_ref().is_none_or(|known| known == holder) && ids.iter().all(|id| issued.ids.contains(id))
+        })
     }
 
     /// The device shares that a container was given with its ticket, which may differ from its claim.

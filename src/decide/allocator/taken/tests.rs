@@ -8,8 +8,11 @@ use crate::allocator::{Refusal, SharedDevice, StartVerdict, WithoutClaim};
 use model::agent_stream::PodStage;
 use model::checkpoint::CheckpointEntry;
 use model::claim::{DeviceShare, PodClaim};
+use model::id::Ticket;
+use model::limits::ContainerLimits;
 use model::request::ContainerRole;
 use model::slot::Slot;
+use model::ticket::IssuedTicket;
 use model::unit::Bytes;
 use proptest::prelude::*;
 
@@ -138,6 +141,28 @@ fn a_name_of_a_gpu_that_was_lost_takes_nothing_of_the_others() {
         allocator.set_other_holdings(vec![holding(9, true, &[&format!("{}{end}", device(1))])]);
         assert_eq!(allocator.taken().count(), 0, "{end}");
     }
+}
+
+#[test]
+fn ids_like_the_agents_own_are_another_plugins_if_the_container_has_neither_ticket_nor_limits_file() {
+    let key = |n: u32| ContainerKey { pod: uid(n), container: "main".into() };
+    let mut allocator = allocator(vec![stranger(9), single(1, device_share(0, 8, 30))]);
+    let own = ids(&[(0, 3), (0, 4)]);
+    assert!(!allocator.may_have_given(&key(9), &own));
+    let issued = allocator.issue(Ticket::of_random([7; 16]), &own);
+    assert!(allocator.may_have_given(&key(9), &own), "nobody knows yet which container holds the ticket");
+    assert!(!allocator.may_have_given(&key(9), &ids(&[(0, 3), (1, 4)])), "ids that were not given together");
+    allocator.recall_tickets(vec![IssuedTicket { holder: Some(key(1)), ..issued }]);
+    assert!(allocator.may_have_given(&key(1), &own) && !allocator.may_have_given(&key(9), &own));
+    // The checkpoint, while it could be read, had a ticket that was forgotten since.
+    allocator.set_checkpoint(&[row(9, "main", &[(0, 3), (0, 4)], 8)]);
+    assert!(allocator.may_have_given(&key(9), &own));
+    allocator.set_checkpoint(&[row(9, "main", &[(0, 3), (0, 4)], 0)]);
+    assert!(!allocator.may_have_given(&key(9), &own));
+    // An earlier process wrote the file.
+    let pod = PodRef { namespace: "ml".into(), name: "pod-9".into() };
+    allocator.recall_limits(vec![ContainerLimits { holder: key(9), pod, devices: Vec::new(), priority: None }]);
+    assert!(allocator.may_have_given(&key(9), &own));
 }
 
 /// HAMi's plugin gives the GPUs of the claim, and the kubelet counts ids of others.
