@@ -36,11 +36,15 @@ const HELP: &str = " 1 2 3 4   overview, GPUs, pods, processes        Tab  next 
 
  –         could not be read; never zero. The line at the bottom says why
  *         read more than 10 s ago; the line at the bottom says when
+ GPU       index of each GPU; 2:0 is the MIG instance 0 of GPU 2
  GPU%      GPU: time with a kernel running. Pod, process: share of the SMs
  GPUMEM    device memory held by the processes of a pod, or by one process
  GPUCLAIM  device memory that the containers of a pod claim
  CPU       cores in use: 1.50 is one and a half cores
  MEM       working set of a pod, resident memory of a process
+ MEMLIMIT  limit on the memory of the pod or of the container (cgroup)
+ RX/s TX/s bytes received, sent in a second; READ/s WRITE/s: those of disks
+ TASKS     processes and threads. OOM: kills for lack of memory. QOS: class
  v ^       rows are sorted by this column: largest first, smallest first
  no pod    processes of the host, and memory that no listed process explains
  SIMULATED the GPUs are simulated: gpu-steward agent --gpus simulated";

@@ -47,6 +47,7 @@ pub(crate) fn painted(state: &State, width: u16, height: u16) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::top::key::Key;
+    use crate::top::pods;
     use crate::top::stage;
     use crate::top::state::Input;
     use proptest::prelude::*;
@@ -85,10 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn the_help_fits_a_small_screen() {
+    fn the_help_fits_a_small_screen_and_explains_each_column_of_a_pod() {
         let text = shown(&[Key::Character('?')], 80, 24);
         golden("help-80x24.txt", &text);
         assert!(text.contains("SIMULATED"), "the last line is there");
+        for column in pods::COLUMNS.iter().filter(|column| column.title != "POD") {
+            assert!(text.contains(column.title), "{}", column.title);
+        }
     }
 
     #[test]
