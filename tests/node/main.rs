@@ -34,6 +34,8 @@ mod usage;
 #[cfg(test)]
 mod driver;
 #[cfg(test)]
+mod not_offered;
+#[cfg(test)]
 mod incidents;
 #[cfg(test)]
 mod release;
