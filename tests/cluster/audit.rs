@@ -13,6 +13,7 @@ pub(crate) struct Call {
     verb: String,
     object: Value,
     ended: Timestamp,
+    code: u64,
 }
 
 impl Call {
@@ -30,6 +31,11 @@ impl Call {
     /// The time of the API server's answer.
     pub(crate) fn ended(&self) -> Timestamp {
         self.ended
+    }
+
+    /// Whether the API server did what it was asked for.
+    pub(crate) fn succeeded(&self) -> bool {
+        (200..300).contains(&self.code)
     }
 
     /// Verb and subresource: `patch`, `create eviction`.
@@ -109,6 +115,8 @@ fn writes(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<
 fn calls(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Call> {
     let mut file = std::fs::File::open(&cluster.status().audit).expect("the audit log");
     file.seek(SeekFrom::Start(from)).expect("a place in it");
+    let size = file.metadata().expect("its size").len();
+    assert!(size >= from, "the API server has begun another audit log: {size} bytes, fewer than {from}");
     let mut text = String::new();
     file.read_to_string(&mut text).expect("text");
     text.lines()
@@ -119,6 +127,7 @@ fn calls(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<C
             verb: entry["verb"].as_str().unwrap_or_default().to_owned(),
             object: entry["objectRef"].clone(),
             ended: entry["stageTimestamp"].as_str().and_then(|at| at.parse().ok()).expect("a time"),
+            code: entry["responseStatus"]["code"].as_u64().unwrap_or_default(),
         })
         .collect()
 }

@@ -232,7 +232,7 @@ pub(crate) fn with_ours<T>(placed: &Placed, measure: impl FnOnce(SocketAddr) -> 
     measure(extender.address)
 }
 
-fn with_pass_through<T>(placed: &Placed, measure: impl FnOnce(SocketAddr) -> T) -> T {
+pub(crate) fn with_pass_through<T>(placed: &Placed, measure: impl FnOnce(SocketAddr) -> T) -> T {
     let pass_through = PassThrough::start(placed);
     measure(pass_through.address)
 }
@@ -359,7 +359,7 @@ pub(crate) fn warm_scheduler(placed: &Placed, extender: SocketAddr) -> HostSched
     scheduler
 }
 
-fn remove_all(placed: &Placed) {
+pub(crate) fn remove_all(placed: &Placed) {
     let path = format!("/api/v1/namespaces/{}/pods", placed.space.name);
     let _ = placed.admin.run(&["delete", "--raw", &path]).ok();
     eventually("the end of all pods", SETTLED, || placed.pods().is_empty().then_some(()));

@@ -50,7 +50,8 @@ define_control_plane() {
   define_part etcd etcd --data-dir "$state/etcd" --listen-client-urls "http://$api_address:2379" --advertise-client-urls "http://$api_address:2379" \
     --listen-peer-urls "http://$api_address:2380" --initial-advertise-peer-urls "http://$api_address:2380" --initial-cluster "default=http://$api_address:2380" \
     --unsafe-no-fsync --log-level warn
-  # One line for each request: tests count API calls from this log, by user and verb.
+  # One line for each request: tests count API calls from this log, by user and verb. They do not look into an older file, so one file has
+  # room for an hour of the busiest test.
   printf 'apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n' >"$state/audit.yaml"
   define_part apiserver kube-apiserver --etcd-servers "http://$api_address:2379" --bind-address "$api_address" --secure-port 443 \
     --advertise-address "$api_address" --endpoint-reconciler-type none --service-cluster-ip-range "$service_range" --cert-dir "$state/keys" \
@@ -59,7 +60,7 @@ define_control_plane() {
     --kubelet-preferred-address-types InternalIP --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction \
     --service-account-issuer "https://kubernetes.default.svc" --service-account-key-file "$state/keys/accounts.pub" \
     --service-account-signing-key-file "$state/keys/accounts.key" --allow-privileged=true --event-ttl 1h \
-    --audit-policy-file "$state/audit.yaml" --audit-log-path "$state/audit.log" --audit-log-maxsize 500 --audit-log-maxbackup 2
+    --audit-policy-file "$state/audit.yaml" --audit-log-path "$state/audit.log" --audit-log-maxsize 4000 --audit-log-maxbackup 2
   define_part controller-manager kube-controller-manager --kubeconfig "$state/controller-manager.kubeconfig" --bind-address "$api_address" --secure-port 10257 \
     --cert-dir "$state/keys/controller-manager" --service-account-private-key-file "$state/keys/accounts.key" --root-ca-file "$state/keys/ca.crt" \
     --cluster-signing-cert-file "$state/keys/ca.crt" --cluster-signing-key-file "$state/keys/ca.key" \
