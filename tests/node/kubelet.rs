@@ -1,11 +1,12 @@
 //! A fake kubelet for device plugins: it answers `Register`, and watches the list of each plugin that registers.
 
 use lab::eventually::eventually;
+use prost::Message;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
 use proto::device_plugin::registration_server::{Registration, RegistrationServer};
 use proto::device_plugin::{
-    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, PreStartContainerRequest,
-    PreferredAllocationRequest, RegisterRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest, Empty,
+    PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest,
 };
 use serde_json::json;
 use std::fs;
@@ -64,15 +65,29 @@ impl Kubelet {
         eventually("a plugin to register", SOON, || self.registered.borrow().clone())
     }
 
-    /// Admits a pod: calls `Allocate` for its container, and writes the checkpoint.
+    /// Admits a pod: calls `Allocate` for its container, and writes the checkpoint, without the plugin's answer.
     pub(crate) fn admits(&self, uid: &str, slot: &str) {
+        self.allocates(slot);
+        self.writes_checkpoint(uid, slot);
+    }
+
+    /// The same with the plugin's answer. Returns the ticket in it.
+    pub(crate) fn admits_with_answer(&self, uid: &str, slot: &str) -> String {
+        let answer = self.allocates(slot);
+        self.writes_answer(uid, slot, &base64(&answer.encode_to_vec()));
+        answer.cdi_devices[0].name.rsplit('=').next().unwrap().to_owned()
+    }
+
+    /// Calls `Allocate` for a container.
+    fn allocates(&self, slot: &str) -> ContainerAllocateResponse {
         let socket = self.plugin();
         self.runtime.block_on(async {
             let mut plugin = DevicePluginClient::new(connect(&socket).await.unwrap());
             let container = ContainerAllocateRequest { device_ids: vec![slot.to_owned()] };
-            plugin.allocate(AllocateRequest { container_requests: vec![container] }).await.unwrap();
-        });
-        self.writes_checkpoint(uid, slot);
+            let request = AllocateRequest { container_requests: vec![container] };
+            let mut answer = plugin.allocate(request).await.unwrap().into_inner();
+            answer.container_responses.remove(0)
+        })
     }
 
     /// Calls `PreStartContainer` for the container with this slot. Returns the plugin's refusal.
@@ -139,4 +154,19 @@ impl Registration for DeviceManager {
 
 async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> {
     Endpoint::try_from(format!("unix://{}", socket.display()))?.connect().await
+}
+
+/// Base64 with padding, as Go writes bytes in JSON.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let four = |three: &[u8]| {
+        let byte = |place: usize| usize::from(three.get(place).copied().unwrap_or_default());
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        let digit = |place: usize| match place <= three.len() {
+            true => char::from(DIGITS[bits >> (18 - 6 * place) & 63]),
+            false => '=',
+        };
+        [0, 1, 2, 3].map(digit)
+    };
+    bytes.chunks(3).flat_map(four).collect()
 }

@@ -62,6 +62,8 @@ mod pods;
 #[cfg(test)]
 mod sharing;
 #[cfg(test)]
+mod host_spec;
+#[cfg(test)]
 mod extender;
 #[cfg(test)]
 mod extender_admin;
