@@ -10,7 +10,8 @@
 //! ```
 //!
 //! `tests/gpu/pack FOLDER` packs it with the program for a machine that has only a driver. `tests/run gpu` runs it here: on the
-//! GPU if there is one, else on the fake NVML library with a fake `nvidia-smi`, which shows that the check itself works.
+//! GPU if there is one, else on the fake NVML library with a fake `nvidia-smi`, which shows that the check itself works. With
+//! `--long` it also runs the packed form.
 //!
 //! A difference must never be missing from the record: each line is written as soon as it is known, and the check goes on
 //! after a difference.
@@ -33,8 +34,12 @@ use record::Record;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// The longest check: someone lends the GPU for a few minutes.
+const MOST: Duration = Duration::from_secs(360);
 
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
@@ -71,6 +76,7 @@ fn records() -> PathBuf {
 }
 
 fn check(machine: &Machine, folder: PathBuf) -> Outcome<bool> {
+    let begun = Instant::now();
     let gpus = readings::identities(machine)?;
     let first = gpus.first().ok_or("nvidia-smi lists no GPU")?;
     let mut record = Record::create(&folder, &first.name, &first.driver)?;
@@ -100,5 +106,8 @@ fn check(machine: &Machine, folder: PathBuf) -> Outcome<bool> {
         refresh::measure(&mut record, machine, &load)?;
     }
     life::check(&mut record, machine, &gpus)?;
+    let took = begun.elapsed();
+    record.part("the check itself");
+    record.check(took <= MOST, &format!("took {} s (at most {} s)", took.as_secs(), MOST.as_secs()));
     Ok(record.verdict())
 }
