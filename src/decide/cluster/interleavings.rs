@@ -30,45 +30,82 @@ impl StateAccess for Shared {
 enum Call {
     Filter(u32),
     FilterAndBind(u32),
+    /// kube-scheduler has nominated the pod.
+    Nominated(u32),
     Gone(u32),
+}
+
+/// A pod; pod 1 has the higher priority.
+fn request(n: u32) -> PlacementRequest {
+    PlacementRequest { priority: if n == 1 { 100 } else { 0 }, ..slice(n, MIB) }
 }
 
 impl Call {
     fn run(self, state: &Shared) {
-        let request = |n: u32| -> PlacementRequest { slice(n, MIB) };
         match self {
             Call::Filter(n) => drop(filter(state, request(n), names(1), NOW)),
             Call::FilterAndBind(n) => {
                 filter(state, request(n), names(1), NOW);
-                // It is refused where the other pod has the GPU, or the pod is gone.
-                let _ = state.with(|state| state.bind(&request(n).uid, &name(0)));
+                state.with(|state| {
+                    let uid = request(n).uid;
+                    let kept = state.keeps_room_for_another(&uid, &name(0));
+                    // It is refused where the other pod has the GPU, or the pod is gone.
+                    let bound = state.bind(&uid, &name(0)).is_ok();
+                    assert!(!(kept && bound), "the room is kept for the nominated pod");
+                });
             }
+            Call::Nominated(n) => state.with(|state| state.is_nominated(&request(n), &name(0), NOW)),
             Call::Gone(n) => state.with(|state| state.pod_gone(&request(n).uid)),
         }
     }
 }
 
-#[test]
-fn no_order_of_steps_leaves_a_proposal_of_a_pod_that_is_bound_or_gone_or_gives_a_gpu_twice() {
-    let run = || {
+/// Runs these calls for a node with one GPU in many orders, and checks what each order leaves.
+fn in_many_orders<const N: usize>(calls: [Call; N], check: fn(&mut ClusterState)) {
+    let run = move || {
         let state = Arc::new(Shared(Mutex::new(cluster(1, 1))));
-        // kube-scheduler has given up the first call for a pod, and asks again; the other pod is deleted meanwhile.
-        let calls = [Call::Filter(1), Call::FilterAndBind(1), Call::FilterAndBind(2), Call::Gone(2)];
         let threads = calls.map(|call| {
             let state = Arc::clone(&state);
             thread::spawn(move || call.run(&state))
         });
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        state.with(|state| {
-            let [first, second]: [PodUid; 2] = [1, 2].map(|n| slice(n, MIB).uid);
-            assert!(state.claim_of(&second).is_none() && state.asked(&second).is_none(), "it is gone");
-            assert!(state.claim_of(&first).is_none() || state.asked(&first).is_none(), "it is bound");
-            let device = &state.node(&name(0)).unwrap().devices().devices[0];
-            let expected = |is: bool| if is { MIB } else { 0 };
-            assert_eq!(device.claimed.memory >> 20, expected(state.claim_of(&first).is_some()));
-            let proposed = state.pending.get(&first).is_some_and(|pending| pending.proposed.is_some());
-            assert_eq!(device.proposed.memory >> 20, expected(proposed));
-        });
+        state.with(check);
     };
     Runner::new(RandomScheduler::new_from_seed(7, ORDERS), Config::new()).run(run);
+}
+
+/// Checks that no pod is bound and proposed, and that the GPU is given once and has the proposals of the pending pods.
+fn check_gpu(state: &ClusterState) {
+    let pods = [1, 2].map(|n| request(n).uid);
+    let is_bound = |uid: &&PodUid| state.claim_of(uid).is_some();
+    assert!(pods.iter().filter(is_bound).all(|uid| state.asked(uid).is_none()), "it is bound");
+    let is_proposed = |uid: &&PodUid| state.pending.get(*uid).is_some_and(|pending| pending.proposed.is_some());
+    let [bound, proposed] = [pods.iter().filter(is_bound).count(), pods.iter().filter(is_proposed).count()];
+    assert!(bound <= 1, "the GPU has room for one of them");
+    let device = &state.node(&name(0)).unwrap().devices().devices[0];
+    let mib = [device.claimed.memory, device.proposed.memory].map(|bytes| bytes >> 20);
+    assert_eq!(mib, [bound, proposed].map(|pods| pods as u64 * MIB));
+}
+
+#[test]
+fn no_order_of_steps_leaves_a_proposal_of_a_pod_that_is_bound_or_gone_or_gives_a_gpu_twice() {
+    // kube-scheduler has given up the first call for a pod, and asks again; the other pod is deleted meanwhile.
+    let calls = [Call::Filter(1), Call::FilterAndBind(1), Call::FilterAndBind(2), Call::Gone(2)];
+    in_many_orders(calls, |state| {
+        let second = request(2).uid;
+        assert!(state.claim_of(&second).is_none() && state.asked(&second).is_none(), "it is gone");
+        check_gpu(state);
+    });
+}
+
+#[test]
+fn no_order_of_steps_gives_the_room_of_a_nominated_pod_to_a_pod_of_lower_priority_or_leaves_any_of_it_kept() {
+    // Others were evicted for the first pod, and it is tried again; the second pod, of lower priority, is tried meanwhile.
+    let calls = [Call::Nominated(1), Call::FilterAndBind(2), Call::Filter(1), Call::FilterAndBind(1)];
+    in_many_orders(calls, |state| {
+        check_gpu(state);
+        [1, 2].into_iter().for_each(|n| state.pod_gone(&request(n).uid));
+        check_gpu(state);
+        assert_eq!((state.pending(), state.nominated.kept()), (0, (0, 0)));
+    });
 }
