@@ -353,3 +353,29 @@ fn a_gpu_that_a_pod_has_from_nvidias_plugin_is_not_offered_until_the_pod_ends() 
     agent.logs("no other owner holds the GPU any more");
     registered(true);
 }
+
+/// The kubelet registers the host `Ab.Example` as the Node `ab.example`.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn an_agent_without_a_given_name_finds_its_node_by_the_name_of_the_host_in_lower_case() {
+    const NAME: &str = "ab.example";
+    let server = FakeApiServer::start();
+    let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
+    server.put("nodes", json!({ "metadata": { "name": NAME }, "status": { "nodeInfo": info } }));
+    let recipe = Recipe::of(BINARY);
+    let kubeconfig = server.kubeconfig(recipe.dir());
+    let recipe = recipe.with("--kubeconfig", kubeconfig).with("--gpus", "simulated=H100:2");
+    let kubelet = Kubelet::start(&recipe.dir().join("kubelet"));
+    let agent = recipe.within("exec unshare --uts sh -c 'hostname Ab.Example && exec \"$@\"' sh \"$@\"").start();
+    kubelet.plugin();
+    eventually("the register", SOON, || {
+        let node = server.object("nodes", "", NAME)?;
+        node["metadata"]["annotations"]["hami.io/node-nvidia-register"].is_string().then_some(())
+    });
+    assert!(agent.log().contains(&format!("node={NAME} ")), "{}", agent.log());
+    let requests = server.requests();
+    let of_nodes = requests.iter().filter_map(|request| request.path.strip_prefix("/api/v1/nodes/"));
+    assert!(of_nodes.clone().count() > 0 && of_nodes.clone().all(|name| name == NAME), "{requests:?}");
+    let selector = format!("spec.nodeName={NAME}");
+    assert!(requests.iter().any(|request| request.query.get("fieldSelector") == Some(&selector)), "{requests:?}");
+}
