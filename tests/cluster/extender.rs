@@ -12,7 +12,7 @@ use lab::eventually::eventually;
 use lab::http;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The number of pods that are created at once.
 const BURST: usize = 60;
@@ -31,7 +31,9 @@ fn placed_pods_get_what_they_request() {
     // The agents report, so that claims also end by their reports about processes.
     placed.agents_report();
     check_bursts(&placed);
+    let begun = Instant::now();
     check_one_eviction(&placed);
+    println!("the eviction took {:.0} s", begun.elapsed().as_secs_f64());
     placed.clear();
     upgrade::check_replaced_agents(&placed);
 }
