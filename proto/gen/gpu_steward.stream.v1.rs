@@ -12,6 +12,16 @@ pub struct AgentMessage {
     #[prost(message, optional, tag = "3")]
     pub change: ::core::option::Option<NodeChange>,
 }
+/// What an agent's settings say about the real-time check of memory on its node.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RealtimeCheck {
+    /// Whether pods are checked; unset where the settings say nothing. `false` counts for every pod.
+    #[prost(bool, optional, tag = "1")]
+    pub enabled: ::core::option::Option<bool>,
+    /// `strict`, `warning` or `disabled`; empty where the settings say nothing. A receiver treats another word as empty.
+    #[prost(string, tag = "2")]
+    pub mode: ::prost::alloc::string::String,
+}
 /// Everything that an agent reports.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeFull {
@@ -34,6 +44,8 @@ pub struct NodeFull {
     /// of a device that the node offers.
     #[prost(string, repeated, tag = "7")]
     pub withdrawn: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "8")]
+    pub realtime_check: ::core::option::Option<RealtimeCheck>,
 }
 /// Differences from the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -60,9 +72,12 @@ pub struct NodeChange {
     /// All withdrawn devices, as in the full report.
     #[prost(string, repeated, tag = "8")]
     pub withdrawn: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// As in `NodeFull`.
+    #[prost(message, optional, tag = "9")]
+    pub realtime_check: ::core::option::Option<RealtimeCheck>,
 }
 /// One GPU.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuReport {
     #[prost(string, tag = "1")]
     pub uuid: ::prost::alloc::string::String,
@@ -90,6 +105,29 @@ pub struct GpuReport {
     pub memory_unattributed_state: ::core::option::Option<ReadingState>,
     #[prost(message, optional, tag = "10")]
     pub processes_state: ::core::option::Option<ReadingState>,
+    /// Bytes that were in use when the newest list of processes was made: the memory of the pods' processes is a part of it.
+    #[prost(uint64, optional, tag = "11")]
+    pub memory_listed: ::core::option::Option<u64>,
+    #[prost(message, optional, tag = "12")]
+    pub memory_listed_state: ::core::option::Option<ReadingState>,
+    /// Utilisation in percent, when the message was made. It is never the reason for a message.
+    #[prost(uint32, optional, tag = "13")]
+    pub utilization: ::core::option::Option<u32>,
+    #[prost(message, optional, tag = "14")]
+    pub utilization_state: ::core::option::Option<ReadingState>,
+    /// Who uses most of its memory and is no pod that requests GPUs, at most 3; for people.
+    #[prost(message, repeated, tag = "15")]
+    pub users: ::prost::alloc::vec::Vec<MemoryUser>,
+}
+/// A process of the host, or a pod that requests no GPU, and the memory that it uses of one GPU.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MemoryUser {
+    /// `pod NAMESPACE/NAME`, or `process PID COMMAND`; at most 128 bytes.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Bytes.
+    #[prost(uint64, tag = "2")]
+    pub memory: u64,
 }
 /// The age of a reading, or the reason why it is absent. If only the age differs, the reading is not sent again. Agents
 /// of earlier releases send no state: neither is known then.

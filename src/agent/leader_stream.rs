@@ -254,7 +254,8 @@ impl LeaderStream {
         let now = clock::monotonic();
         let (due, next) = {
             let (view, stages) = (self.view.borrow_and_update(), self.stages.borrow_and_update());
-            let report = report(&view, &stages, leaving);
+            let mut report = report(&view, &stages, leaving);
+            report.check = self.settings.check;
             (pace.due(now, &report), pace.next_at(&report))
         };
         if let Some(message) = due {

@@ -6,6 +6,7 @@ use decide::labels::Labelling;
 use effects::http::MetricSets;
 use model::id::NodeName;
 use model::pod::LabelKeys;
+use model::realtime::NodeCheck;
 use model::unit::Bytes;
 use serve::admin_access::AdminSettings;
 use serve::log::LogFormat;
@@ -151,6 +152,8 @@ pub struct ReportSettings {
     pub ca_file: PathBuf,
     /// The file of this agent's token.
     pub token_file: PathBuf,
+    /// What the settings say about the real-time check.
+    pub check: NodeCheck,
 }
 
 /// The source of GPUs.

@@ -5,16 +5,16 @@
 
 use crate::gone_pods::has_containers;
 use model::agent_stream::{
-    AgentPhase, AgentReport, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USES, PodStage, ReportedGpu,
-    ReportedPod, ReportedUse, ReportedUses,
+    AgentPhase, AgentReport, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USERS, MAX_REPORTED_USES,
+    MAX_USER_NAME, MemoryUser, PodStage, ReportedGpu, ReportedPod, ReportedUse, ReportedUses,
 };
-use model::gpu::MigInstance;
+use model::gpu::{MemoryKind, MigInstance};
 use model::id::{GpuUuid, PodUid};
-use model::process::GpuProcess;
+use model::process::{GpuProcess, ProcessOwner};
 use model::reading::{Absence, Reading};
 use model::reported_reading::ReportedReading;
 use model::time::Monotonic;
-use model::unit::Bytes;
+use model::unit::{Bytes, Percent};
 use model::view::{GpuHealth, GpuUse, GpuView, NodeView};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +37,13 @@ pub struct SharingStages {
     pub withdrawn: BTreeSet<GpuUuid>,
 }
 
+impl SharingStages {
+    /// Whether GPUs of the node are, or were, meant for the pod.
+    fn may_hold_gpus(&self, uid: &PodUid) -> bool {
+        (self.pods.contains_key(uid) && !self.without_gpus.contains(uid)) || self.gone.contains_key(uid)
+    }
+}
+
 /// The report at this moment. Pods and GPUs beyond the bounds are left out. Pods for which the kubelet has not called
 /// `Allocate` come first, because the leader waits for them.
 #[must_use]
@@ -49,7 +56,10 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
     };
     report.refuses_unclaimed = stages.refuses_unclaimed;
     let now = view.now.monotonic;
-    let gpus = view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu_of(gpu, now)));
+    let gpus = view
+        .gpus
+        .iter()
+        .map(|gpu| (gpu.gpu.uuid.clone(), ReportedGpu { users: users(gpu, view, stages), ..gpu_of(gpu, now) }));
     let instances = view.gpus.iter().flat_map(|gpu| gpu.gpu.instances().iter().map(move |own| (gpu, own)));
     let instances = instances.map(|(gpu, own)| (own.uuid.clone(), instance_of(gpu, own, now)));
     report.gpus = gpus.chain(instances).take(MAX_REPORTED_GPUS).collect();
@@ -113,25 +123,76 @@ fn processes(gpu: &GpuView, now: Monotonic, counted: impl FnOnce(&[GpuProcess]) 
 
 /// A MIG instance; claims name it like a GPU.
 fn instance_of(gpu: &GpuView, own: &MigInstance, now: Monotonic) -> ReportedGpu {
+    let sample = gpu.sample.mig.iter().find(|sample| sample.uuid == own.uuid);
     let inside = |list: &[GpuProcess]| list.iter().filter(|process| process.mig.as_ref() == Some(&own.uuid)).count();
     ReportedGpu {
         healthy: gpu.health == GpuHealth::Healthy,
         memory_total: ReportedReading::of(&own.memory_total, now),
-        memory_used: ReportedReading::UNKNOWN,
+        memory_used: sample.map_or(ReportedReading::UNKNOWN, |sample| ReportedReading::of(&sample.memory_used, now)),
+        // The driver gives no list for an instance and its memory at one moment.
+        memory_listed: ReportedReading::UNKNOWN,
         memory_unattributed: ReportedReading::UNKNOWN,
         processes: processes(gpu, now, inside),
+        ..ReportedGpu::default()
     }
 }
 
 fn gpu_of(gpu: &GpuView, now: Monotonic) -> ReportedGpu {
     let listed = processes(gpu, now, <[GpuProcess]>::len);
+    // In the other kinds it contains more than the memory of processes, and an empty GPU would never have room for a whole request.
+    let used = match gpu.gpu.memory_kind {
+        MemoryKind::Own => gpu.memory_used_now,
+        MemoryKind::OwnWithReserved => Reading::Absent(Absence::NotInThisDriver),
+        MemoryKind::Host => Reading::Absent(Absence::NotThisArchitecture),
+    };
     ReportedGpu {
         healthy: gpu.health == GpuHealth::Healthy,
         memory_total: ReportedReading::of(&gpu.gpu.memory_total, now),
-        memory_used: ReportedReading::of(&gpu.memory_used_now, now),
+        memory_used: ReportedReading::of(&used, now),
+        memory_listed: ReportedReading::of(&gpu.listed_memory, now),
         memory_unattributed: ReportedReading::of(&gpu.unattributed_memory, now),
         processes: listed.map(|listed| listed.saturating_add(gpu.processes_left_out)),
+        utilization: ReportedReading::of(&gpu.sample.utilization.map(whole_percent), now),
+        users: Box::default(),
     }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a percentage; a float is converted with saturation"
+)]
+fn whole_percent(percent: Percent) -> u32 {
+    percent.0.round() as u32
+}
+
+/// Who uses most of a GPU's memory without being a GPU pod of this node.
+fn users(gpu: &GpuView, view: &NodeView, stages: &SharingStages) -> Box<[MemoryUser]> {
+    let mut users: BTreeMap<Box<str>, Bytes> = BTreeMap::new();
+    for process in gpu.processes.value().map_or(&[][..], |list| list) {
+        let Some(memory) = process.memory_used.get() else { continue };
+        let pod = match &process.owner {
+            ProcessOwner::Cgroup(identity) => identity.pod(),
+            ProcessOwner::Host | ProcessOwner::Unknown => None,
+        };
+        if pod.is_some_and(|uid| stages.may_hold_gpus(uid)) {
+            continue;
+        }
+        let name = match pod {
+            Some(uid) => match view.pods.iter().find(|pod| pod.uid == *uid).and_then(|pod| pod.name.as_ref()) {
+                Some(name) => format!("pod {name}"),
+                None => format!("pod {uid}"),
+            },
+            None => format!("process {} {}", process.pid, process.command),
+        };
+        let name = name.get(..name.floor_char_boundary(MAX_USER_NAME)).unwrap_or_default();
+        let sum = users.entry(name.into()).or_default();
+        *sum = sum.plus(memory);
+    }
+    let mut users: Vec<MemoryUser> = users.into_iter().map(|(name, memory)| MemoryUser { name, memory }).collect();
+    users.sort_by_key(|user| std::cmp::Reverse(user.memory.0));
+    users.truncate(MAX_REPORTED_USERS);
+    users.into()
 }
 
 /// The use of one pod, by the device that its processes run on. A sum is absent if one of its parts is absent.
@@ -154,6 +215,7 @@ fn uses(gpus: &[GpuUse], now: Monotonic) -> BTreeMap<GpuUuid, ReportedUse> {
 mod tests {
     use super::*;
     use crate::fixtures;
+    use model::gpu::{GpmSample, Gpu, GpuSample, MigSample};
     use model::id::NodeName;
     use model::reported_reading::ReadingAge;
     use model::time::Now;
@@ -322,6 +384,32 @@ mod tests {
         assert_eq!(shown(&view), all(None));
         view.gpus[0].processes = Reading::Measured(Arc::from([]), Monotonic(1));
         assert_eq!(shown(&view), all(Some(0)));
+        let sample = MigSample {
+            uuid: instance(2).uuid,
+            memory_used: Reading::Measured(Bytes(3 << 30), Monotonic(1)),
+            memory_free: Reading::NOT_YET,
+            memory_reserved: Reading::NOT_YET,
+            gpm: GpmSample::default(),
+        };
+        view.gpus[0].sample = Arc::new(GpuSample { mig: vec![sample], ..GpuSample::default() });
+        let gpus = report(&view, &SharingStages::default(), false).gpus;
+        let memory = |n: u32| gpus[&instance(n).uuid].memory_used.get();
+        assert_eq!([memory(1), memory(2)], [None, Some(Bytes(3 << 30))]);
+    }
+
+    #[test]
+    fn used_memory_is_reported_only_where_it_is_memory_of_processes() {
+        let used = |memory_kind| {
+            let mut view = view(Vec::new());
+            let memory_used_now = Reading::Measured(Bytes(7), Monotonic(1));
+            let gpu = Gpu { memory_kind, ..fixtures::gpu(1) };
+            view.gpus = vec![GpuView { memory_used_now, ..fixtures::view(gpu) }];
+            report(&view, &SharingStages::default(), false).gpus.values().next().unwrap().memory_used
+        };
+        assert_eq!(used(MemoryKind::Own).get(), Some(Bytes(7)));
+        let absent = |why| ReportedReading::Absent(Some(why));
+        assert_eq!(used(MemoryKind::OwnWithReserved), absent(Absence::NotInThisDriver));
+        assert_eq!(used(MemoryKind::Host), absent(Absence::NotThisArchitecture));
     }
 
     #[test]

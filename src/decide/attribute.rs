@@ -121,6 +121,23 @@ pub fn unattributed_memory(kind: MemoryKind, sample: &GpuSample, shares: &Occupa
     remainder
 }
 
+/// The part of the memory in use at the time of the process list whose owners are known: `used` without the processes of unknown
+/// owners, and at least what the processes of the list held together. Absent where the list does not show whose the memory is, for
+/// example without `hostPID`.
+#[must_use]
+pub fn listed_memory(used: Reading<Bytes>, list: &[GpuProcess], left_out: u32) -> Reading<Bytes> {
+    let unknown = |process: &&GpuProcess| process.owner == ProcessOwner::Unknown;
+    if left_out > 0 {
+        return Reading::Absent(Absence::NotAttributable);
+    }
+    if !list.is_empty() && list.iter().all(|process| unknown(&process)) {
+        return Reading::Absent(Absence::ProcessesHidden);
+    }
+    let held = list.iter().filter_map(|process| process.memory_used.get()).fold(Bytes(0), Bytes::plus);
+    let used = used.map(|used| Bytes(used.0.max(held.0)));
+    list.iter().filter(unknown).fold(used, |used, process| sum(used, process.memory_used, Bytes::less))
+}
+
 /// Merges the use of several containers into one entry for each GPU and MIG instance.
 #[must_use]
 pub fn merge(mut shares: Vec<GpuUse>) -> Vec<GpuUse> {
@@ -210,6 +227,21 @@ mod tests {
         assert_eq!(share.processes, 2);
         assert_eq!(share.memory_used, Reading::Absent(Absence::NotSupported));
         assert_eq!(unattributed_memory(MemoryKind::Own, &used(150), &shares), Reading::Absent(Absence::NotSupported));
+    }
+
+    #[test]
+    fn listed_memory_leaves_out_processes_of_unknown_owners_and_is_absent_where_no_owner_is_known() {
+        let absent = Reading::Absent(Absence::NotSupported);
+        let own = || process(ProcessOwner::Cgroup(identity(1, 1)), mib(100));
+        let unknown = |memory| process(ProcessOwner::Unknown, memory);
+        assert_eq!(listed_memory(mib(150), &[], 0), mib(150));
+        assert_eq!(listed_memory(mib(150), &[own(), process(ProcessOwner::Host, absent)], 0), mib(150));
+        assert_eq!(listed_memory(mib(150), &[own(), unknown(mib(20))], 0), mib(130));
+        assert_eq!(listed_memory(mib(90), &[own()], 0), mib(100), "the driver left some of it out");
+        assert_eq!(listed_memory(mib(150), &[own(), unknown(absent)], 0), absent);
+        assert_eq!(listed_memory(mib(150), &[unknown(mib(20))], 0), Reading::Absent(Absence::ProcessesHidden));
+        assert_eq!(listed_memory(mib(150), &[own()], 1), Reading::Absent(Absence::NotAttributable));
+        assert_eq!(listed_memory(absent, &[own()], 0), absent);
     }
 
     #[test]

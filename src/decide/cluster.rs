@@ -31,6 +31,7 @@ mod state;
 mod pods;
 mod closing;
 mod refusal_details;
+mod real_memory;
 mod survey;
 mod filter;
 mod gang;
@@ -48,13 +49,14 @@ pub use agent_link::StreamId;
 pub use agents::{ReportRefusal, STREAM_BACK_WITHIN};
 pub use bind::{BindOutcome, BindRefusal};
 pub use closed::{ClosedReason, Closing, ClosingChange};
-pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, score};
+pub use filter::{CheckCounts, ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, score};
 pub use node::NodeClaims;
 pub use order::{
     BindResult, BindStep, ConfirmStep, Confirmation, OrderStages, PostAnswer, ReadAnswer, ReadPod, ReadRequest,
     RepeatedBind,
 };
 pub use preempt::PreemptVerdict;
+pub use real_memory::{FailedCheck, UnknownMemory, UsageChange};
 pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice, NodeNames};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;

@@ -303,6 +303,7 @@ fn gpu_view(state: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &
         sole_holders: SoleHolders::default(),
         strangers: shares.strangers + state.left_out,
         memory_used_now: memory_sums::newest(&state.sample, &sample, state.listed_memory, list),
+        listed_memory: attribute::listed_memory(state.listed_memory, list, state.left_out),
         unattributed_memory: match unknown {
             Some(why) => Reading::Absent(why),
             None => attribute::unattributed_memory(state.gpu.memory_kind, &sample, shares),

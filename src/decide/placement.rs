@@ -17,15 +17,17 @@
 mod reason;
 mod score;
 mod rules;
+mod reality;
 mod device;
 mod order;
 mod fit;
 
 pub use device::{DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
-pub(crate) use fit::accepts_kind;
 pub use fit::place;
+pub(crate) use fit::{accepts_kind, requested};
+pub use reality::{BeyondClaims, ClaimedUse, MemoryBasis, ReportedMemory};
 pub use reason::{NearestMiss, NodeRefusal, RefusalReason};
-pub use rules::{CountedClaims, Placement, PlacementRules};
+pub use rules::{CheckResult, CountedClaims, Placement, PlacementRules};
 pub use score::{Capacity, Fill, FillTerms, ScoreTerm};
 
 #[cfg(test)]

@@ -69,8 +69,10 @@ mod tests {
             healthy: true,
             memory_total: ReportedReading::UNKNOWN,
             memory_used: ReportedReading::Measured(Bytes(mib << 20), None),
+            memory_listed: ReportedReading::UNKNOWN,
             memory_unattributed: ReportedReading::UNKNOWN,
             processes: ReportedReading::UNKNOWN,
+            ..ReportedGpu::default()
         };
         report.gpus.insert(GpuUuid::parse("GPU-0").unwrap(), gpu);
         report

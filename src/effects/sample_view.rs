@@ -492,6 +492,7 @@ fn view_of(gpu: Gpu, sample: GpuSample, health: GpuHealth, processes: Reading<Ar
         nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         memory_used_now: Reading::NOT_YET,
+        listed_memory: m(Bytes(0)),
         unattributed_memory: m(Bytes(0)),
         unattributed_sm: m(Percent(0.0)),
         last_xid: None,

@@ -118,12 +118,19 @@ mod tests {
         };
         let explained = |beside_proposals| {
             let terms = FillTerms { slots: 200_000, cores: 0, memory: 333_333 };
-            Explained(ExplainedScore { beside_proposals, terms })
+            Explained(ExplainedScore { beside_proposals, terms, ..ExplainedScore::default() })
         };
         let refused = |node: &str, reason, closed: Option<&str>| KeptRefusal {
             node: node.into(),
             why: NodeRefusal::whole(reason),
             closed: closed.map(str::to_owned),
+            memory: Vec::new(),
+        };
+        let memory = "GPU 3: 8192 MiB requested, claims leave 10240 MiB, 2048 MiB are really free; 8092 MiB are used without a claim, \
+                      most by process 4021 python (8000 MiB)";
+        let in_use = KeptRefusal {
+            memory: vec![memory.to_owned()],
+            ..refused("n5", RefusalReason::CardInsufficientMemory, None)
         };
         let detail = FilterDetail {
             requests: vec![
@@ -140,6 +147,7 @@ mod tests {
             refused: vec![
                 refused("n3", RefusalReason::CardInUse, None),
                 refused("n4", RefusalReason::NodeClosed, Some("the node's agent is about to stop")),
+                in_use,
             ],
             proposed: Some("n1".into()),
         };

@@ -2,7 +2,7 @@
 //! becomes text only when it is requested.
 
 use decide::cluster::{ExplainedScore, FilterVerdict, RefusalSummary, RefusedNode, Scoring};
-use decide::placement::{NodeRefusal, ScoreTerm};
+use decide::placement::{CheckResult, NodeRefusal, ScoreTerm};
 use model::placement::NodePolicy;
 use model::request::ContainerRequest;
 use std::fmt::Write;
@@ -76,6 +76,8 @@ pub(super) struct KeptRefusal {
     pub(super) why: NodeRefusal,
     /// Why it takes no new claims, if that is the reason.
     pub(super) closed: Option<String>,
+    /// Its GPUs whose claims leave room and that have too little memory that is really free.
+    pub(super) memory: Vec<String>,
 }
 
 impl FilterDetail {
@@ -102,7 +104,7 @@ impl KeptRefusal {
     fn json(&self) -> RefusedNodeJson {
         let node = RefusedNode { place: 0, why: self.why.clone() };
         let why = RefusalSummary::of(std::slice::from_ref(&node), &[&*self.node]).to_string();
-        RefusedNodeJson { node: self.node.to_string(), why, closed: self.closed.clone() }
+        RefusedNodeJson { node: self.node.to_string(), why, closed: self.closed.clone(), memory: self.memory.clone() }
     }
 }
 
@@ -116,7 +118,7 @@ fn policy(scoring: &Scoring) -> &'static str {
 impl NodeScore<'_> {
     /// The score with its terms.
     pub(super) fn json(&self, scoring: &Scoring) -> NodeScoreJson {
-        let Explained(ExplainedScore { terms, beside_proposals }) = self.explained;
+        let Explained(ExplainedScore { terms, beside_proposals, .. }) = self.explained;
         let term = |term: &ScoreTerm| ScoreTermJson {
             name: term.name.to_owned(),
             value: parts(term.value.into()),
@@ -143,7 +145,7 @@ fn parts(number: u128) -> f64 {
 impl Explained {
     /// The arithmetic as a sentence.
     pub(super) fn sentence(&self, scoring: &Scoring) -> String {
-        let Explained(ExplainedScore { terms, beside_proposals }) = self;
+        let Explained(ExplainedScore { terms, beside_proposals, check }) = self;
         let mut text = "fill = (".to_owned();
         let mut weights = 0_u64;
         for (number, term) in terms.terms(scoring.weights).iter().enumerate() {
@@ -160,6 +162,9 @@ impl Explained {
         let _ = write!(text, ") / {weights} = {fill:.6}; {} prefers {better} node", policy(scoring));
         if !beside_proposals {
             text.push_str("; behind all others, because it fits only if the expected pods do not come");
+        }
+        if *check == CheckResult::Warned {
+            text.push_str("; behind all others, because less memory is really free than the pod requests");
         }
         text
     }
@@ -213,7 +218,11 @@ mod tests {
             scores: fills.iter().map(|fill| i64::try_from(*fill).unwrap()).collect(),
             explained: fills
                 .iter()
-                .map(|fill| ExplainedScore { beside_proposals: *fill > 0, terms: terms(fill) })
+                .map(|fill| ExplainedScore {
+                    beside_proposals: *fill > 0,
+                    terms: terms(fill),
+                    ..ExplainedScore::default()
+                })
                 .collect(),
             scoring: Scoring {
                 policy: NodePolicy::Spread,

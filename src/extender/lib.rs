@@ -19,6 +19,7 @@
 //!   binder eviction               writes bindings and evictions at the API server
 //!   events closings closing_pace  events on pods and Nodes, and how often
 //!   decisions explain             the last decisions, for /api/v1/decisions
+//!   realtime                      what the real-time check of memory finds, for the log and the metrics
 //!   streams stream_port agent_streams stream_limit stream_counts
 //!                                 the agents' streams
 //!   callers live_callers          who may call the TLS port
@@ -51,6 +52,7 @@ mod agent_streams;
 mod authority_keeper;
 mod port_certificate;
 mod measures;
+mod realtime;
 mod proxy;
 mod explain;
 mod decisions;

@@ -9,12 +9,13 @@
 use super::deferred_pods::DeferredPods;
 use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
+use super::realtime::{self, RealtimeFindings};
 use decide::cluster::{
-    self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FilterVerdict, NodeClaims,
-    OrderStages, PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
+    self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FailedCheck, FilterVerdict,
+    NodeClaims, OrderStages, PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
-use decide::placement::Capacity;
+use decide::placement::{Capacity, CheckResult};
 use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedGpu, ReportedPod, ReportedUses};
 use model::claim::{BindOrder, ClaimOrigin, PodClaim};
 use model::followed_node::FollowedNode;
@@ -69,6 +70,7 @@ pub(super) struct LockedCluster {
     rules: RequestRules,
     lease: LeaseName,
     known: watch::Sender<KnownBefore>,
+    findings: RealtimeFindings,
 }
 
 /// What the state takes over of a pod: what the pod holds, and which scheduler wrote its claim.
@@ -124,6 +126,7 @@ impl LockedCluster {
             rules: requests,
             lease,
             known,
+            findings: RealtimeFindings::default(),
         }
     }
 
@@ -388,7 +391,31 @@ impl LockedCluster {
         if let Some((request, node)) = nominated.filter(|_| verdict.fit.is_empty()) {
             self.cluster.lock().is_nominated(&request, node, now);
         }
+        self.say_missing(&verdict, nodes, now);
         verdict
+    }
+
+    /// Logs the named nodes of which the memory of processes is not known.
+    fn say_missing(&self, verdict: &FilterVerdict, nodes: &[&str], now: Monotonic) {
+        let named = verdict.fit.iter().zip(&verdict.explained);
+        let unknown = named.filter(|(_, explained)| explained.check == CheckResult::Fallback);
+        for name in unknown.filter_map(|(place, _)| nodes.get(*place)) {
+            if self.findings.may_say(name, now)
+                && let Some((device, why)) = self.cluster.lock().unknown_memory(name)
+            {
+                tracing::info!("{}", realtime::missing(name, &device, &why));
+            }
+        }
+    }
+
+    /// The GPUs of this node on which the real-time check fails for a container of the pod.
+    pub(super) fn failed_checks(&self, request: &PlacementRequest, node: &str) -> Vec<FailedCheck> {
+        self.cluster.lock().failed_checks(request, node)
+    }
+
+    /// What the real-time check has found.
+    pub(super) fn findings(&self) -> &RealtimeFindings {
+        &self.findings
     }
 
     /// The scores of these nodes in the pod's newest filter call.
@@ -459,7 +486,11 @@ impl LockedCluster {
         if planted(PlantedMistake::NoListIsEmpty) {
             report.gpus.values_mut().for_each(lists_none);
         }
-        cluster.agent_reports(id, report, now)
+        let taken = cluster.agent_reports(id, report, now);
+        let changes = cluster.take_usage_changes();
+        drop(cluster);
+        self.findings.changed(&changes);
+        taken
     }
 
     /// An agent has reported changes.
@@ -476,7 +507,12 @@ impl LockedCluster {
         if planted(PlantedMistake::NoListIsEmpty) {
             change.gpus.values_mut().for_each(lists_none);
         }
-        self.cluster.lock().agent_changes(node, id, change, now)
+        let mut cluster = self.cluster.lock();
+        let taken = cluster.agent_changes(node, id, change, now);
+        let changes = cluster.take_usage_changes();
+        drop(cluster);
+        self.findings.changed(&changes);
+        taken
     }
 
     /// An agent has sent a heartbeat.

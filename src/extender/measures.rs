@@ -1,6 +1,6 @@
 //! Counts what the extender does, for `/metrics`.
 
-use decide::cluster::RefusalSummary;
+use decide::cluster::{CheckCounts, RefusalSummary};
 use decide::placement::RefusalReason;
 use model::histogram::Histogram;
 use parking_lot::Mutex;
@@ -52,6 +52,12 @@ pub(super) struct MeasuredCounts {
     pub(super) refused_scrapes: u64,
     /// Nodes that were refused, by reason.
     pub(super) refusals: [u64; RefusalReason::ALL.len()],
+    /// Nodes of filter calls by the result of the real-time check.
+    pub(super) checks: CheckCounts,
+    /// Filter calls for which the check has refused a node.
+    pub(super) changed_by_strict: u64,
+    /// Filter calls for which the check has put a node last.
+    pub(super) changed_by_warning: u64,
 }
 
 impl Measures {
@@ -95,6 +101,17 @@ impl Measures {
                 *count += *nodes as u64;
             }
         }
+    }
+
+    /// What the real-time check has found in a filter call.
+    pub(super) fn checked(&self, found: &CheckCounts) {
+        let mut counts = self.counts.lock();
+        counts.checks.passed += found.passed;
+        counts.checks.refused += found.refused;
+        counts.checks.warned += found.warned;
+        counts.checks.fallback += found.fallback;
+        counts.changed_by_strict += u64::from(found.refused > 0);
+        counts.changed_by_warning += u64::from(found.warned > 0);
     }
 
     /// The current counts.

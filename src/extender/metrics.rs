@@ -5,7 +5,9 @@ use super::locked_cluster::ClusterCounts;
 use super::measures::{MeasuredCounts, Verb};
 use super::stream_counts::StreamCounts;
 use super::watch_health::WatchHealth;
+use decide::cluster::CheckCounts;
 use decide::placement::RefusalReason;
+use model::histogram::ByteHistogram;
 use model::sample_value::SampleValue;
 use serve::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType};
 use serve::server::ConnectionCounts;
@@ -41,6 +43,20 @@ const REFUSED_SCRAPES: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_refused_scrapes_total",
     "Requests for /metrics and /metrics/hami that were refused because too many waited for their answer.",
 );
+const CHECKS: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_realtime_checks_total",
+    "Nodes of filter calls by the result of the real-time check of memory: passed, refused, warned, fallback (the memory of processes is not known).",
+);
+const CHANGED: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_realtime_changed_decisions_total",
+    "Filter calls for which the real-time check has refused a node (strict) or put a node last (warning), by mode.",
+);
+const GAP: MetricFamily = MetricFamily {
+    name: "gpu_steward_extender_realtime_gap_bytes",
+    kind: MetricType::Histogram,
+    unit: "bytes",
+    help: "Difference between the claims on a GPU and its memory in use, at each report that changes it.",
+};
 const CLAIMS: MetricFamily = MetricFamily::gauge(
     "gpu_steward_extender_claims",
     "Pods with a claim: assumed (the binding is not seen yet), bound, started.",
@@ -126,6 +142,7 @@ pub(super) struct Scrape<'a> {
     pub(super) watch_lag: Duration,
     pub(super) cluster: ClusterCounts,
     pub(super) measured: MeasuredCounts,
+    pub(super) gaps: ByteHistogram,
     pub(super) watches: &'a [Arc<WatchHealth>],
     pub(super) connections: &'a ConnectionCounts,
     /// Readers of a large answer that were too slow.
@@ -150,6 +167,7 @@ pub(super) fn render(scrape: &Scrape<'_>, format: ExpositionFormat) -> Vec<u8> {
     let mut out = Exposition::new(&mut text, format);
     own(scrape, &mut out);
     verbs(&scrape.measured, &mut out);
+    realtime(&scrape.measured, &scrape.gaps, &mut out);
     if let Some(shown) = scrape.streams {
         streams(shown, &mut out);
     }
@@ -223,6 +241,21 @@ fn verbs(counts: &MeasuredCounts, out: &mut Exposition<'_>) {
     for (reason, nodes) in RefusalReason::ALL.iter().zip(counts.refusals) {
         out.sample(&[label("reason", reason.code()).as_str()], SampleValue::Whole(nodes));
     }
+}
+
+fn realtime(counts: &MeasuredCounts, gaps: &ByteHistogram, out: &mut Exposition<'_>) {
+    let label = |name: &str, value: &str| MetricLabels::new().with(name, value);
+    out.family(&CHECKS);
+    let CheckCounts { passed, refused, warned, fallback } = counts.checks;
+    for (result, nodes) in [("passed", passed), ("refused", refused), ("warned", warned), ("fallback", fallback)] {
+        out.sample(&[label("result", result).as_str()], SampleValue::Whole(nodes));
+    }
+    out.family(&CHANGED);
+    for (mode, calls) in [("strict", counts.changed_by_strict), ("warning", counts.changed_by_warning)] {
+        out.sample(&[label("mode", mode).as_str()], SampleValue::Whole(calls));
+    }
+    out.family(&GAP);
+    out.byte_histogram(&[], gaps);
 }
 
 fn streams(shown: &StreamScrape, out: &mut Exposition<'_>) {

@@ -296,6 +296,7 @@ impl ExtenderPort {
             watch_lag: self.verbs.cluster.watch_lag(),
             cluster: self.counts.of(&self.verbs.cluster).await,
             measured: self.measures.counts(),
+            gaps: self.verbs.cluster.findings().gaps(),
             watches: &self.watches,
             connections: &self.connections,
             readers_cut: self.hami.cut(),

@@ -7,8 +7,9 @@ use super::events::{PodEventReason, PodEvents};
 use super::explain::{self, FilterDetail, KeptRefusal, NodeScore, ReasonTexts};
 use super::locked_cluster::LockedCluster;
 use super::measures::Measures;
+use super::realtime;
 use decide::cluster::{FilterVerdict, PreemptVerdict, RefusalSummary, RefusedNode};
-use decide::placement::RefusalReason;
+use decide::placement::{CheckResult, RefusalReason};
 use model::id::PodUid;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
@@ -19,6 +20,9 @@ use wire::{misspelt_key, placement};
 
 /// Why a pod with gates has no node.
 const GATED: &str = "the pod has scheduling gates: no GPU is kept for it before they are removed";
+
+/// Refused nodes of one decision whose memory in use is explained by GPU.
+const MEMORY_NODES: usize = 5;
 
 /// Answers the verbs of the leader.
 #[derive(Debug)]
@@ -106,6 +110,8 @@ impl Verbs {
         }
         let summary = RefusalSummary::of(&verdict.refused, names);
         self.measures.refused(&summary);
+        self.measures.checked(&verdict.checks);
+        let failed = self.failed_checks(pod, names, verdict, &asked);
         let (reason, text) = self.decided(pod, names, verdict, (&asked, &summary));
         if reason == PodEventReason::FilteringFailed {
             tracing::debug!(pod = %pod.name, "pod {}: {text}", pod.name);
@@ -121,6 +127,7 @@ impl Verbs {
             node: name(node.place).into(),
             why: node.why.clone(),
             closed: closed(node),
+            memory: failed.iter().filter(|(place, _)| *place == node.place).map(|(_, text)| text.clone()).collect(),
         });
         let detail = FilterDetail {
             requests: asked.requests,
@@ -130,6 +137,39 @@ impl Verbs {
             proposed: verdict.proposed.map(|place| name(place).into()),
         };
         self.record(pod, DecisionVerb::Filter, (text, Some(Box::new(detail))));
+    }
+
+    /// Logs the GPUs on which the real-time check fails: one of them for each decision, all of them at -v 4. Returns the place of
+    /// its node and a sentence about each, for the first [`MEMORY_NODES`] nodes that are refused for it.
+    fn failed_checks(
+        &self,
+        pod: &Pod,
+        names: &[&str],
+        verdict: &FilterVerdict,
+        asked: &PlacementRequest,
+    ) -> Vec<(usize, String)> {
+        let refused =
+            verdict.refused.iter().filter(|node| node.why.check == CheckResult::Refused).map(|node| node.place);
+        let best = verdict.proposed.and_then(|best| verdict.fit.iter().position(|place| *place == best));
+        let best = best.and_then(|best| verdict.explained.get(best)).map(|explained| explained.check);
+        let warned = verdict.proposed.filter(|_| best == Some(CheckResult::Warned));
+        let all = tracing::enabled!(tracing::Level::TRACE);
+        let places = warned.into_iter().chain(refused).take(if all { usize::MAX } else { MEMORY_NODES });
+        let mut sentences = Vec::new();
+        for (number, place) in places.enumerate() {
+            let Some(name) = names.get(place) else { continue };
+            for (nth, check) in self.cluster.failed_checks(asked, name).iter().enumerate() {
+                let line = realtime::failed(&pod.name, check);
+                let first = number == 0 && nth == 0;
+                match first && self.cluster.findings().may_say_failed(clock::monotonic()) {
+                    true if warned.is_some() => tracing::warn!("{line}"),
+                    true => tracing::info!("{line}"),
+                    false => tracing::trace!("{line}"),
+                }
+                sentences.push((place, check.to_string()));
+            }
+        }
+        sentences
     }
 
     /// A filter decision as a sentence.

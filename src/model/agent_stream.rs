@@ -1,6 +1,7 @@
 //! What an agent reports to the leading extender, and what the leader answers.
 
 use crate::id::{GpuUuid, NodeName, PodUid};
+use crate::realtime::NodeCheck;
 use crate::reported_reading::ReportedReading;
 use crate::unit::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,10 @@ pub const MAX_REPORTED_GPUS: usize = 176;
 pub const MAX_REPORTED_PODS: usize = 1024;
 /// Upper bound on the GPUs that one pod uses in a report: the largest hosts have 16, and a pod may use all instances of two.
 pub const MAX_REPORTED_USES: usize = 32;
+/// Upper bound on the users of a GPU's memory that a report names: more would not help an operator to see who uses most of it.
+pub const MAX_REPORTED_USERS: usize = 3;
+/// Longest name of such a user, in bytes; longer ones are cut. With 64 GPUs all names together take 27 KiB of a message.
+pub const MAX_USER_NAME: usize = 128;
 /// Upper bound on the withdrawn devices of a report: as many as a node can have, because pods hold at most all of them.
 pub const MAX_WITHDRAWN: usize = MAX_REPORTED_GPUS;
 /// Smallest change of an amount of memory that is sent. 64 MiB is less than a CUDA context takes, and a process that allocates
@@ -56,7 +61,7 @@ pub enum PodStage {
 }
 
 /// One GPU in a report.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReportedGpu {
     /// Whether it is fit for new containers.
     pub healthy: bool,
@@ -64,11 +69,26 @@ pub struct ReportedGpu {
     pub memory_total: ReportedReading<Bytes>,
     /// Memory in use by processes.
     pub memory_used: ReportedReading<Bytes>,
+    /// Memory that was in use when the newest process list was made: the memory of the pods' processes is a part of it.
+    pub memory_listed: ReportedReading<Bytes>,
     /// Memory in use that is not attributed to a process of a pod.
     pub memory_unattributed: ReportedReading<Bytes>,
     /// Number of processes; absent while the agent has no process list. 0 without an age where the driver never lists
     /// processes, because then the agent never sees any.
     pub processes: ReportedReading<u32>,
+    /// Its utilisation in percent. A report is never sent because of it.
+    pub utilization: ReportedReading<u32>,
+    /// Who uses most of its memory without a claim, at most [`MAX_REPORTED_USERS`]; for people, and never a reason for a report.
+    pub users: Box<[MemoryUser]>,
+}
+
+/// A process of the host or a pod that requests no GPU, and the memory that it uses of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryUser {
+    /// `pod NAMESPACE/NAME`, or `process PID COMMAND`.
+    pub name: Box<str>,
+    /// The memory.
+    pub memory: Bytes,
 }
 
 /// What the processes of a pod use of one GPU or MIG instance.
@@ -141,6 +161,8 @@ pub struct AgentReport {
     pub phase: AgentPhase,
     /// Whether the agent refuses to start pods that have no claim.
     pub refuses_unclaimed: bool,
+    /// What its settings say about the real-time check.
+    pub check: NodeCheck,
     /// Its GPUs and MIG instances, at most [`MAX_REPORTED_GPUS`].
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// Its pods, at most [`MAX_REPORTED_PODS`].
@@ -157,6 +179,8 @@ pub struct ReportChange {
     pub phase: AgentPhase,
     /// Whether the agent refuses to start pods that have no claim.
     pub refuses_unclaimed: bool,
+    /// What its settings say about the real-time check.
+    pub check: NodeCheck,
     /// GPUs that are new or differ.
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// GPUs that are gone.
@@ -213,20 +237,34 @@ impl AgentReport {
     #[must_use]
     pub fn of(node: NodeName) -> AgentReport {
         let (gpus, pods, withdrawn) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        AgentReport { node, phase: AgentPhase::Starting, refuses_unclaimed: false, gpus, pods, withdrawn }
+        let check = NodeCheck::default();
+        AgentReport { node, phase: AgentPhase::Starting, refuses_unclaimed: false, check, gpus, pods, withdrawn }
     }
 
     /// The differences from `sent`, the report that the leader has. An amount of memory that differs by less than
-    /// [`MEMORY_DEAD_BAND`] does not count, nor does the age of a reading.
+    /// [`MEMORY_DEAD_BAND`] does not count, nor does the age of a reading. A GPU and the pods on it are sent together, so that the
+    /// leader compares amounts of one moment: ten pods that each grew by less than the dead band must not look like a stranger.
     #[must_use]
     pub fn changes_since(&self, sent: &AgentReport) -> ReportChange {
         let gpu_differs = |uuid: &GpuUuid, gpu: &ReportedGpu| sent.gpus.get(uuid).is_none_or(|sent| gpu.differs(sent));
         let pod_differs = |uid: &PodUid, pod: &ReportedPod| sent.pods.get(uid).is_none_or(|sent| pod.differs(sent));
-        let gpus = self.gpus.iter().filter(|(uuid, gpu)| gpu_differs(uuid, gpu));
-        let pods = self.pods.iter().filter(|(uid, pod)| pod_differs(uid, pod));
+        let differing = self.pods.iter().filter(|(uid, pod)| pod_differs(uid, pod));
+        let mut moved: BTreeSet<&GpuUuid> =
+            differing.flat_map(|(uid, pod)| pod.uses_beyond_band(sent.pods.get(uid))).collect();
+        moved.extend(self.gpus.iter().filter(|(uuid, gpu)| gpu_differs(uuid, gpu)).map(|(uuid, _)| uuid));
+        let changed_there = |uid: &PodUid, pod: &ReportedPod| {
+            let before = sent.pods.get(uid);
+            pod.uses.iter().filter(|(device, _)| moved.contains(device)).any(|(device, now)| {
+                let before = before.and_then(|pod| pod.uses.get(device));
+                before.is_none_or(|before| before.memory_used.get() != now.memory_used.get())
+            })
+        };
+        let gpus = self.gpus.iter().filter(|(uuid, _)| moved.contains(uuid));
+        let pods = self.pods.iter().filter(|(uid, pod)| pod_differs(uid, pod) || changed_there(uid, pod));
         ReportChange {
             phase: self.phase,
             refuses_unclaimed: self.refuses_unclaimed,
+            check: self.check,
             gpus: gpus.map(|(uuid, gpu)| (uuid.clone(), gpu.clone())).collect(),
             gpus_gone: sent.gpus.keys().filter(|uuid| !self.gpus.contains_key(*uuid)).cloned().collect(),
             pods: pods.map(|(uid, pod)| (uid.clone(), pod.clone())).collect(),
@@ -270,7 +308,7 @@ impl AgentReport {
         change.pods.values_mut().for_each(|pod| pod.uses.share(&self.gpus));
         self.pods.extend(change.pods);
         (self.phase, self.refuses_unclaimed) = (change.phase, change.refuses_unclaimed);
-        self.withdrawn = change.withdrawn;
+        (self.check, self.withdrawn) = (change.check, change.withdrawn);
         Ok(())
     }
 }
@@ -281,6 +319,7 @@ impl ReportedGpu {
             || self.processes.differs(&sent.processes, |now, sent| now != sent)
             || self.memory_total.differs(&sent.memory_total, |now, sent| now != sent)
             || self.memory_used.differs(&sent.memory_used, beyond_band)
+            || self.memory_listed.differs(&sent.memory_listed, beyond_band)
             || self.memory_unattributed.differs(&sent.memory_unattributed, beyond_band)
     }
 }
@@ -290,6 +329,15 @@ impl ReportedPod {
     #[must_use]
     pub fn processes(&self) -> u32 {
         self.uses.iter().fold(0, |sum, (_, one)| sum.saturating_add(one.processes))
+    }
+
+    /// The devices of which it uses another amount of memory than `sent` says.
+    fn uses_beyond_band<'a>(&'a self, sent: Option<&ReportedPod>) -> impl Iterator<Item = &'a GpuUuid> {
+        let before = move |device: &GpuUuid| sent.and_then(|sent| sent.uses.get(device));
+        let differs = move |(device, now): &(&GpuUuid, &ReportedUse)| {
+            before(device).is_none_or(|sent| now.memory_used.differs(&sent.memory_used, beyond_band))
+        };
+        self.uses.iter().filter(differs).map(|(device, _)| device)
     }
 
     fn differs(&self, sent: &ReportedPod) -> bool {
@@ -310,6 +358,7 @@ impl ReportChange {
     pub fn is_empty(&self, sent: &AgentReport) -> bool {
         self.phase == sent.phase
             && self.refuses_unclaimed == sent.refuses_unclaimed
+            && self.check == sent.check
             && self.withdrawn == sent.withdrawn
             && self.gpus.is_empty()
             && self.gpus_gone.is_empty()
@@ -336,8 +385,10 @@ mod tests {
             healthy: true,
             memory_total: ReportedReading::Measured(Bytes(80 << 30), Some(ReadingAge(5))),
             memory_used: ReportedReading::Measured(Bytes(used), Some(ReadingAge(5))),
+            memory_listed: ReportedReading::UNKNOWN,
             memory_unattributed: ReportedReading::Absent(Some(Absence::NotYet)),
             processes: ReportedReading::Measured(1, Some(ReadingAge(5))),
+            ..ReportedGpu::default()
         }
     }
 
@@ -376,8 +427,37 @@ mod tests {
         (gpu.processes, gpu.memory_used) =
             (ReportedReading::Measured(1, None), ReportedReading::Measured(Bytes(0), Some(ReadingAge(60_000))));
         assert!(older.changes_since(&sent).gpus.is_empty(), "only the ages differ");
+        let gpu = older.gpus.get_mut(&uuid(0)).unwrap();
+        gpu.utilization = ReportedReading::Measured(90, None);
+        gpu.users = [MemoryUser { name: "process 7 python".into(), memory: Bytes(7) }].into();
+        assert!(older.changes_since(&sent).gpus.is_empty(), "neither the use of its SMs nor the names of its users");
         older.gpus.get_mut(&uuid(0)).unwrap().memory_unattributed = ReportedReading::Absent(Some(Absence::CallHangs));
         assert_eq!(older.changes_since(&sent).gpus.len(), 1, "absent for another reason");
+    }
+
+    /// Ten pods that each use this much memory of GPU 0.
+    fn ten_pods(each: u64) -> AgentReport {
+        let mut report = report(10 * each);
+        report.gpus.get_mut(&uuid(0)).unwrap().memory_listed = ReportedReading::Measured(Bytes(10 * each), None);
+        for n in 0..10 {
+            let used = ReportedUse { processes: 1, memory_used: ReportedReading::Measured(Bytes(each), None) };
+            let uses = [(uuid(0), used)].into_iter().collect();
+            report.pods.insert(uid(n), pod(PodStage::Started, uses));
+        }
+        report
+    }
+
+    #[test]
+    fn pods_that_each_grew_by_less_than_the_dead_band_are_sent_with_their_gpu() {
+        let (sent, now) = (ten_pods(1 << 30), ten_pods((1 << 30) + 60 * MIB));
+        let change = now.changes_since(&sent);
+        assert_eq!((change.gpus.len(), change.pods.len()), (1, 10));
+        let mut one = sent.clone();
+        let grown = ReportedUse { processes: 1, memory_used: ReportedReading::Measured(Bytes(2 << 30), None) };
+        one.pods.get_mut(&uid(3)).unwrap().uses = [(uuid(0), grown)].into_iter().collect();
+        let change = one.changes_since(&sent);
+        assert_eq!((change.gpus.len(), change.pods.len()), (1, 1), "a pod is sent with its GPU");
+        assert!(sent.changes_since(&sent).is_empty(&sent));
     }
 
     #[test]

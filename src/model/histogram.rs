@@ -1,5 +1,6 @@
-//! How long calls took: counts by upper bounds.
+//! How long calls took, and how large amounts of memory were: counts by upper bounds.
 
+use crate::unit::Bytes;
 use std::time::Duration;
 
 /// Upper bounds of the buckets of [`Histogram`], in microseconds. `Allocate` takes tens of microseconds; a start takes
@@ -37,6 +38,30 @@ impl Histogram {
     }
 }
 
+/// Upper bounds of the buckets of [`ByteHistogram`]. The first one is the dead band of the agents' reports, the last one exceeds the
+/// memory of a GPU.
+pub const BOUNDS_BYTES: [u64; 7] = [64 << 20, 256 << 20, 1 << 30, 4 << 30, 16 << 30, 64 << 30, 256 << 30];
+
+/// Amounts of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByteHistogram {
+    /// The number of amounts in each bucket, as in [`Histogram::counts`] with [`BOUNDS_BYTES`].
+    pub counts: [u64; BOUNDS_BYTES.len() + 1],
+    /// Sum of all amounts.
+    pub sum: u64,
+}
+
+impl ByteHistogram {
+    /// Counts an amount.
+    pub fn add(&mut self, bytes: Bytes) {
+        let bucket = BOUNDS_BYTES.partition_point(|bound| *bound < bytes.0);
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count += 1;
+        }
+        self.sum = self.sum.saturating_add(bytes.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,5 +73,13 @@ mod tests {
         }
         assert_eq!(Histogram::bucket(Duration::from_nanos(25_001)), 1);
         assert!(BOUNDS_US.is_sorted());
+    }
+
+    #[test]
+    fn an_amount_is_counted_in_the_first_bucket_with_a_sufficient_bound() {
+        let mut amounts = ByteHistogram::default();
+        [0, 64 << 20, (64 << 20) + 1, u64::MAX].into_iter().for_each(|bytes| amounts.add(Bytes(bytes)));
+        assert_eq!((amounts.counts, amounts.sum), ([2, 1, 0, 0, 0, 0, 0, 1], u64::MAX));
+        assert!(BOUNDS_BYTES.is_sorted());
     }
 }

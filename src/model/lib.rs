@@ -22,6 +22,7 @@
 //!   slot gpu_id         the numbered device ids that the kubelet counts and allocates; the device ids of other plugins
 //!   request registered  what a container requests, and how a percentage of memory is rounded; what a node offers
 //!   claim gpu_pod       the device shares of one pod, who wrote them, the order to bind it; a pod that requests GPUs
+//!   realtime            whether a pod is checked against the memory that is really free
 //!   placement           which GPUs a pod accepts and prefers
 //!   file_stamp          one state of one file
 //!   checkpoint ticket   a row of the kubelet's checkpoint; a CDI device name that stands for one container
@@ -75,6 +76,7 @@ pub mod request;
 pub mod registered;
 pub mod claim;
 pub mod gpu_pod;
+pub mod realtime;
 pub mod placement;
 pub mod lease;
 pub mod reported_reading;

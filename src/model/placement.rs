@@ -106,6 +106,9 @@ pub struct PlacementRequest {
     pub priority: i32,
     /// The gang of the pod, with its namespace: kube-scheduler binds all members of a gang or none.
     pub gang: Option<Arc<str>>,
+    /// Whether it wants to be checked against the memory that is really free (`hami.io/enable-realtime-check`); `None` where it does
+    /// not say.
+    pub realtime: Option<bool>,
     /// Whether it also prefers nodes by rules that only kube-scheduler knows: affinity and topology spread.
     pub prefers_nodes: bool,
 }
@@ -131,10 +134,11 @@ impl PlacementRequest {
             preference,
             priority: _,
             gang: _,
+            realtime,
             prefers_nodes: _,
         } = self;
         (uid, pod, requests) == (&other.uid, &other.pod, &other.requests)
-            && (selection, preference) == (&other.selection, &other.preference)
+            && (selection, preference, realtime) == (&other.selection, &other.preference, &other.realtime)
     }
 }
 
@@ -163,6 +167,7 @@ mod tests {
             preference: PlacementPreference::default(),
             priority: 0,
             gang: None,
+            realtime: None,
             prefers_nodes: false,
         };
         assert!(asked.asks_the_same(&PlacementRequest { version: Some(8), prefers_nodes: true, ..asked.clone() }));
@@ -174,6 +179,7 @@ mod tests {
             PlacementRequest { requests: vec![more], ..asked.clone() },
             PlacementRequest { selection: bound, ..asked.clone() },
             PlacementRequest { preference: policy, ..asked.clone() },
+            PlacementRequest { realtime: Some(false), ..asked.clone() },
         ] {
             assert!(!asked.asks_the_same(&other), "{other:?}");
         }

@@ -20,6 +20,12 @@ pub enum ReportedReading<T> {
     Absent(Option<Absence>),
 }
 
+impl<T> Default for ReportedReading<T> {
+    fn default() -> Self {
+        ReportedReading::UNKNOWN
+    }
+}
+
 impl<T> ReportedReading<T> {
     /// No value, for a reason that is not known.
     pub const UNKNOWN: ReportedReading<T> = ReportedReading::Absent(None);
@@ -29,6 +35,14 @@ impl<T> ReportedReading<T> {
         match self {
             ReportedReading::Measured(value, _) => Some(value),
             ReportedReading::Absent(_) => None,
+        }
+    }
+
+    /// Why there is no value, if there is none; `Some(None)` where the reason is not known.
+    pub fn absence(&self) -> Option<Option<Absence>> {
+        match self {
+            ReportedReading::Measured(..) => None,
+            ReportedReading::Absent(why) => Some(*why),
         }
     }
 

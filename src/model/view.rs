@@ -125,6 +125,8 @@ pub struct GpuView {
     /// Memory in use by the newest reading. The sample has more until the next process list if processes have freed memory
     /// since the last one.
     pub memory_used_now: Reading<Bytes>,
+    /// Memory that was in use when the process list was made.
+    pub listed_memory: Reading<Bytes>,
     /// `memory_used` minus the sum of the pods' processes. It is never distributed over the pods.
     pub unattributed_memory: Reading<Bytes>,
     /// Sum of the SM use of the processes that belong to no pod; absent if it is absent for one of them.

@@ -18,7 +18,7 @@
 //! What must never happen here: a family without samples in the text, a label value that breaks a line, a name that the
 //! program did not declare as a [`MetricFamily`].
 
-use model::histogram::{BOUNDS_US, Histogram};
+use model::histogram::{BOUNDS_BYTES, BOUNDS_US, ByteHistogram, Histogram};
 use model::sample_value::SampleValue;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -219,15 +219,26 @@ impl<'b> Exposition<'b> {
 
     /// Writes all lines of a histogram of times.
     pub fn histogram(&mut self, labels: &[&str], calls: &Histogram) {
-        let mut sum = 0;
-        for (index, count) in calls.counts.iter().enumerate() {
-            sum += count;
-            let bound = BOUNDS_US.get(index).map_or(f64::INFINITY, |us| Duration::from_micros(*us).as_secs_f64());
-            let bound = MetricLabels::new().with("le", &as_bound(SampleValue::Real(bound)));
-            self.line("_bucket", &[labels, &[bound.as_str()]].concat(), SampleValue::Whole(sum));
+        let bounds = BOUNDS_US.map(|us| SampleValue::Real(Duration::from_micros(us).as_secs_f64()));
+        self.buckets(labels, (&bounds, &calls.counts), SampleValue::Real(calls.sum.as_secs_f64()));
+    }
+
+    /// Writes all lines of a histogram of amounts of memory.
+    pub fn byte_histogram(&mut self, labels: &[&str], amounts: &ByteHistogram) {
+        let bounds = BOUNDS_BYTES.map(SampleValue::Whole);
+        self.buckets(labels, (&bounds, &amounts.counts), SampleValue::Whole(amounts.sum));
+    }
+
+    fn buckets(&mut self, labels: &[&str], (bounds, counts): (&[SampleValue], &[u64]), sum: SampleValue) {
+        let mut count = 0;
+        for (index, own) in counts.iter().enumerate() {
+            count += own;
+            let bound = bounds.get(index).copied().unwrap_or(SampleValue::Real(f64::INFINITY));
+            let bound = MetricLabels::new().with("le", &as_bound(bound));
+            self.line("_bucket", &[labels, &[bound.as_str()]].concat(), SampleValue::Whole(count));
         }
-        self.line("_sum", labels, SampleValue::Real(calls.sum.as_secs_f64()));
-        self.line("_count", labels, SampleValue::Whole(sum));
+        self.line("_sum", labels, sum);
+        self.line("_count", labels, SampleValue::Whole(count));
     }
 
     fn line(&mut self, suffix: &str, labels: &[&str], value: SampleValue) {

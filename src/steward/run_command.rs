@@ -16,6 +16,7 @@ pub(crate) fn run(command: Command) -> Exit {
         Command::Agent(raw) => settings::load(&raw).map(|(settings, values)| {
             let telemetry = started(settings.log_format, settings.live.verbosity, &raw);
             warn_of_unknown_variables(&raw);
+            warn_of_overruled_variables(&raw);
             agent::run(settings, reload::of_agent(raw, values), telemetry)
         }),
         Command::CleanNode(raw, all) => settings::load(&raw).map(|(settings, _)| {
@@ -32,6 +33,7 @@ pub(crate) fn run(command: Command) -> Exit {
         }
         Command::Extender(raw) => settings::extender::load(&raw).map(|read| {
             let telemetry = started(read.settings.log_format, read.settings.verbosity, &raw);
+            warn_of_overruled_variables(&raw);
             match read.request_rules() {
                 Ok(rules) => extender::run(read.settings, rules, &telemetry),
                 Err(why) => {
@@ -76,6 +78,10 @@ fn warn_of_unknown_variables(raw: &RawSettings) {
         let meant = nearest.unwrap_or_default();
         tracing::warn!(variable, meant, "an environment variable looks like a setting, but there is no such setting");
     }
+}
+
+fn warn_of_overruled_variables(raw: &RawSettings) {
+    raw.overruled_variables().iter().for_each(|sentence| tracing::warn!("{sentence}"));
 }
 
 fn watch(settings: &top::Settings) -> Exit {

@@ -216,6 +216,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
     use layer::Origin;
+    use model::realtime::{CheckMode, NodeCheck};
     use std::collections::BTreeSet;
 
     fn defaults() -> BTreeMap<&'static str, RawValue> {
@@ -285,6 +286,31 @@ mod tests {
         assert_eq!(broken.len(), 1, "the file may contain the key: {broken:?}");
         assert_eq!(problems_of("v: x\n", cert).len(), 2);
         assert_eq!(problems_of("v 0\n", ("GPU_STEWARD_PERIOD", "5")).len(), 2, "wrong variables are still reported");
+    }
+
+    #[test]
+    fn an_agent_reports_only_what_is_set_of_the_real_time_check() {
+        let settings = |variables: &[(&str, &str)]| {
+            let streams = [
+                ("GPU_STEWARD_EXTENDER_ADDRESS", "extender:9443"),
+                ("GPU_STEWARD_EXTENDER_CA_FILE", "/ca"),
+                ("GPU_STEWARD_STREAM_TOKEN_FILE", "/token"),
+            ];
+            let all = streams.iter().chain(variables);
+            let environment = all.map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+            let read = load(&RawSettings { environment, ..RawSettings::default() });
+            read.map(|(settings, _)| settings.report.unwrap().check).map_err(|problems| problems[0].to_string())
+        };
+        assert_eq!(settings(&[]), Ok(NodeCheck::default()));
+        let off = NodeCheck { enabled: Some(false), mode: None };
+        assert_eq!(settings(&[("HAMI_ENABLE_REALTIME_CHECK", "false")]), Ok(off));
+        let warns = NodeCheck { enabled: Some(true), mode: Some(CheckMode::Warning) };
+        let both = [("HAMI_ENABLE_REALTIME_CHECK", "true"), ("HAMI_REALTIME_CHECK_MODE", "warning")];
+        assert_eq!(settings(&both), Ok(warns));
+        let why = settings(&[("HAMI_REALTIME_CHECK_MODE", "loose")]).unwrap_err();
+        let expected = "invalid value \"loose\" for realtime-check-mode (from HAMI_REALTIME_CHECK_MODE): expected strict, \
+                        warning or disabled";
+        assert_eq!(why, expected);
     }
 
     #[test]

@@ -4,11 +4,13 @@
 //! `model::agent_stream`; an absent amount that becomes zero.
 
 use model::agent_stream::{
-    AgentMessage, AgentPhase, AgentReport, LeaderView, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USES,
-    MAX_WITHDRAWN, PodStage, ReportChange, ReportedGpu, ReportedPod, ReportedUse,
+    AgentMessage, AgentPhase, AgentReport, LeaderView, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USERS,
+    MAX_REPORTED_USES, MAX_USER_NAME, MAX_WITHDRAWN, MemoryUser, PodStage, ReportChange, ReportedGpu, ReportedPod,
+    ReportedUse,
 };
 use model::id::{GpuUuid, NodeName, PodUid};
 use model::reading::Absence;
+use model::realtime::{CheckMode, NodeCheck};
 use model::reported_reading::{ReadingAge, ReportedReading};
 use model::unit::Bytes;
 use proto::stream as wire;
@@ -74,6 +76,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
             Ok(AgentMessage::Full(AgentReport {
                 phase: phase(full.phase, full.binding),
                 refuses_unclaimed: full.refuses_unclaimed,
+                check: check(full.realtime_check),
                 gpus: gpus(full.gpus)?,
                 pods: pods(full.pods)?,
                 withdrawn: withdrawn(&full.withdrawn)?,
@@ -86,6 +89,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
             Ok(AgentMessage::Change(ReportChange {
                 phase: phase(change.phase, change.binding),
                 refuses_unclaimed: change.refuses_unclaimed,
+                check: check(change.realtime_check),
                 gpus: gpus(change.gpus)?,
                 gpus_gone: change.gpus_gone.iter().map(|text| uuid(text)).collect::<Result<_, _>>()?,
                 pods: pods(change.pods)?,
@@ -95,6 +99,12 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
         }
         (Some(_), Some(_)) => Err(BadMessage::Both),
     }
+}
+
+/// A word that this version does not know counts as none: the leader's own settings count then.
+fn check(message: Option<wire::RealtimeCheck>) -> NodeCheck {
+    let wire::RealtimeCheck { enabled, mode } = message.unwrap_or_default();
+    NodeCheck { enabled, mode: CheckMode::parse(&mode) }
 }
 
 fn withdrawn(list: &[String]) -> Result<BTreeSet<GpuUuid>, BadMessage> {
@@ -121,12 +131,24 @@ fn gpus(list: Vec<wire::GpuReport>) -> Result<BTreeMap<GpuUuid, ReportedGpu>, Ba
             healthy: gpu.healthy,
             memory_total: reading(gpu.memory_total.map(Bytes), gpu.memory_total_state),
             memory_used: reading(gpu.memory_used.map(Bytes), gpu.memory_used_state),
+            memory_listed: reading(gpu.memory_listed.map(Bytes), gpu.memory_listed_state),
             memory_unattributed: reading(gpu.memory_unattributed.map(Bytes), gpu.memory_unattributed_state),
             processes: reading(gpu.processes, gpu.processes_state),
+            utilization: reading(gpu.utilization, gpu.utilization_state),
+            users: users(gpu.users)?,
         };
         Ok((uuid(&gpu.uuid)?, reported))
     };
     list.into_iter().map(gpu).collect()
+}
+
+fn users(list: Vec<wire::MemoryUser>) -> Result<Box<[MemoryUser]>, BadMessage> {
+    bounded("users of a GPU's memory", list.len(), MAX_REPORTED_USERS)?;
+    let user = |user: wire::MemoryUser| {
+        bounded("bytes of a user's name", user.name.len(), MAX_USER_NAME)?;
+        Ok(MemoryUser { name: user.name.into(), memory: Bytes(user.memory) })
+    };
+    list.into_iter().map(user).collect()
 }
 
 fn pods(list: Vec<wire::PodReport>) -> Result<BTreeMap<PodUid, ReportedPod>, BadMessage> {
@@ -177,6 +199,7 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
                 pods: from_pods(&report.pods),
                 refuses_unclaimed: report.refuses_unclaimed,
                 withdrawn: report.withdrawn.iter().map(ToString::to_string).collect(),
+                realtime_check: from_check(report.check),
             };
             (Some(full), None)
         }
@@ -190,11 +213,17 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
                 pods_gone: change.pods_gone.iter().map(ToString::to_string).collect(),
                 refuses_unclaimed: change.refuses_unclaimed,
                 withdrawn: change.withdrawn.iter().map(ToString::to_string).collect(),
+                realtime_check: from_check(change.check),
             };
             (None, Some(change))
         }
     };
     wire::AgentMessage { version: VERSION, full, change }
+}
+
+fn from_check(check: NodeCheck) -> Option<wire::RealtimeCheck> {
+    let mode = check.mode.map(CheckMode::code).unwrap_or_default().to_owned();
+    (check != NodeCheck::default()).then_some(wire::RealtimeCheck { enabled: check.enabled, mode })
 }
 
 fn from_phase(phase: AgentPhase) -> wire::Phase {
@@ -224,8 +253,17 @@ fn from_gpus(gpus: &BTreeMap<GpuUuid, ReportedGpu>) -> Vec<wire::GpuReport> {
         memory_used_state: state(&gpu.memory_used),
         memory_unattributed_state: state(&gpu.memory_unattributed),
         processes_state: state(&gpu.processes),
+        memory_listed: gpu.memory_listed.get().map(|bytes| bytes.0),
+        memory_listed_state: state(&gpu.memory_listed),
+        utilization: gpu.utilization.get(),
+        utilization_state: state(&gpu.utilization),
+        users: gpu.users.iter().map(from_user).collect(),
     };
     gpus.iter().map(gpu).collect()
+}
+
+fn from_user(user: &MemoryUser) -> wire::MemoryUser {
+    wire::MemoryUser { name: user.name.to_string(), memory: user.memory.0 }
 }
 
 fn from_pods(pods: &BTreeMap<PodUid, ReportedPod>) -> Vec<wire::PodReport> {
@@ -331,10 +369,15 @@ mod tests {
 
     prop_compose! {
         fn gpu()(
-            healthy: bool, memory_total in bytes(), memory_used in bytes(), memory_unattributed in bytes(),
-            processes in readings(any::<u32>()),
+            healthy: bool, memory_total in bytes(), memory_used in bytes(), memory_listed in bytes(),
+            memory_unattributed in bytes(), processes in readings(any::<u32>()), utilization in readings(any::<u32>()),
+            users in prop::collection::vec(("[ -~]{0,20}", any::<u64>()), 0..=MAX_REPORTED_USERS),
         ) -> ReportedGpu {
-            ReportedGpu { healthy, memory_total, memory_used, memory_unattributed, processes }
+            let user = |(name, memory): (String, u64)| MemoryUser { name: name.into(), memory: Bytes(memory) };
+            let users = users.into_iter().map(user).collect();
+            ReportedGpu {
+                healthy, memory_total, memory_used, memory_listed, memory_unattributed, processes, utilization, users,
+            }
         }
     }
 
@@ -351,10 +394,15 @@ mod tests {
         prop::sample::select(vec![Starting, Serving, ServingEarly, Leaving])
     }
 
+    fn checks() -> impl Strategy<Value = NodeCheck> {
+        let mode = prop::option::of(prop::sample::select(CheckMode::ALL.to_vec()));
+        (any::<Option<bool>>(), mode).prop_map(|(enabled, mode)| NodeCheck { enabled, mode })
+    }
+
     proptest! {
         #[test]
         fn what_an_agent_writes_is_read_again(
-            full: bool, phase in phases(), refuses_unclaimed: bool,
+            full: bool, phase in phases(), refuses_unclaimed: bool, check in checks(),
             gpus in prop::collection::btree_map(gpu_uuid(), gpu(), 0..8), gpus_gone in prop::collection::vec(gpu_uuid(), 0..4),
             pods in prop::collection::btree_map(pod_uid(), pod(), 0..8), pods_gone in prop::collection::vec(pod_uid(), 0..4),
             withdrawn in prop::collection::btree_set(gpu_uuid(), 0..4),
@@ -362,11 +410,12 @@ mod tests {
             let message = match full {
                 true => {
                     let node = NodeName::parse("node-1").unwrap();
-                    AgentMessage::Full(AgentReport { node, phase, refuses_unclaimed, gpus, pods, withdrawn })
+                    AgentMessage::Full(AgentReport { node, phase, refuses_unclaimed, check, gpus, pods, withdrawn })
                 }
                 false => AgentMessage::Change(ReportChange {
                     phase,
                     refuses_unclaimed,
+                    check,
                     gpus,
                     gpus_gone,
                     pods,
@@ -475,8 +524,11 @@ mod tests {
             healthy: true,
             memory_total: ReportedReading::Measured(Bytes(8), Some(ReadingAge(3))),
             memory_used: ReportedReading::Absent(Some(Absence::Nvml(15))),
+            memory_listed: ReportedReading::UNKNOWN,
             memory_unattributed: ReportedReading::UNKNOWN,
             processes: ReportedReading::Measured(0, Some(ReadingAge(0))),
+            utilization: ReportedReading::Measured(45, Some(ReadingAge(0))),
+            users: [MemoryUser { name: "process 7 python".into(), memory: Bytes(7) }].into(),
         };
         let sent = from_gpus(&BTreeMap::from([(GpuUuid::parse("GPU-1").unwrap(), gpu)])).remove(0);
         let expected = EarlierGpuReport {

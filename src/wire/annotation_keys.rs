@@ -52,6 +52,8 @@ pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 pub const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
 /// Pod: the weights of slots, SM time and memory in its placement scores.
 pub const SCORE_WEIGHTS: &str = "hami.io/device-scoring-weights";
+/// Pod: whether it is checked against the memory that is really in use.
+pub const REALTIME_CHECK: &str = "hami.io/enable-realtime-check";
 
 /// Pod: the reason why a controller should evict it, for example because it can never start on this node.
 pub const EVICT: &str = "gpu-steward.io/evict";

@@ -5,14 +5,24 @@
 //! What must never happen here: work or text that grows with the annotations of a pod.
 
 use crate::annotation_keys::{
-    AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, NODE_POLICY, NUMA_BIND, SCORE_WEIGHTS, SHARING_MODES, SYSTEM_OWNED,
-    USE_TYPES, USE_UUIDS,
+    AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, NODE_POLICY, NUMA_BIND, REALTIME_CHECK, SCORE_WEIGHTS, SHARING_MODES,
+    SYSTEM_OWNED, USE_TYPES, USE_UUIDS,
 };
 use model::pod::Pod;
 
 /// The keys that users write on pods.
-const USER_KEYS: [&str; 9] =
-    [USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, NUMA_BIND, SHARING_MODES, NODE_POLICY, GPU_POLICY, SCORE_WEIGHTS];
+const USER_KEYS: [&str; 10] = [
+    USE_TYPES,
+    AVOID_TYPES,
+    USE_UUIDS,
+    AVOID_UUIDS,
+    NUMA_BIND,
+    SHARING_MODES,
+    NODE_POLICY,
+    GPU_POLICY,
+    SCORE_WEIGHTS,
+    REALTIME_CHECK,
+];
 /// Keys that are looked at. A pod has a handful of keys under these prefixes; one takes some ten microseconds.
 const LOOKED_AT: usize = 32;
 /// Misspelt keys that are named: the note of an event is short.
@@ -151,6 +161,9 @@ mod tests {
             ("nvidia.com/node-scheduler-policy", NODE_POLICY),
             ("hami.io/gpu-schedular-policy", GPU_POLICY),
             ("hami.io/device-scoring-weight", SCORE_WEIGHTS),
+            ("hami.io/enable-realtime-checks", REALTIME_CHECK),
+            ("hami.io/enable-real-time-check", REALTIME_CHECK),
+            ("nvidia.com/enable-realtime-check", REALTIME_CHECK),
             // With another prefix.
             ("nvida.com/use-gputype", USE_TYPES),
             ("nvidia/use-gputype", USE_TYPES),
@@ -176,7 +189,6 @@ mod tests {
             "nvidia.com/gpu.product",
             "nvidia.com/gpu",
             "hami.io/node-handshake",
-            "hami.io/enable-realtime-check",
             "hami.io/gpu-topology",
             "nvidia.com/x",
             "ai.centaurus.io/profile",

@@ -7,6 +7,7 @@
 //!   hami.io/node-scheduler-policy: binpack | spread
 //!   hami.io/gpu-scheduler-policy: binpack | spread | topology-aware | mutex | numa, or a list of them
 //!   hami.io/device-scoring-weights: slot=1,core=1,memory=2
+//!   hami.io/enable-realtime-check: true
 //! ```
 //!
 //! The annotations are HAMi's, and users write them by hand: white space and empty items are skipped, and a blank value
@@ -14,8 +15,8 @@
 //! typing error does not get a GPU that its owner wanted to avoid.
 
 use crate::annotation_keys::{
-    AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, MAX_ANNOTATION, NODE_POLICY, NUMA_BIND, ROOM, SCORE_WEIGHTS, SHARING_MODES,
-    USE_TYPES, USE_UUIDS,
+    AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, MAX_ANNOTATION, NODE_POLICY, NUMA_BIND, REALTIME_CHECK, ROOM, SCORE_WEIGHTS,
+    SHARING_MODES, USE_TYPES, USE_UUIDS,
 };
 use crate::claim::most_gpus;
 use crate::decode_error::{DecodeError, shown};
@@ -138,6 +139,10 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
         preference: preference(pod)?,
         priority: pod.priority.unwrap_or_default(),
         gang: pod.gang.as_ref().map(|gang| format!("{}/{gang}", pod.name.namespace).into()),
+        realtime: match value(pod, REALTIME_CHECK) {
+            Some(text) => Some(flag(REALTIME_CHECK, text)?),
+            None => None,
+        },
         prefers_nodes: pod.prefers_nodes,
     }))
 }
@@ -448,10 +453,11 @@ mod tests {
             NODE_POLICY,
             GPU_POLICY,
             SCORE_WEIGHTS,
+            REALTIME_CHECK,
         ] {
             let request = one(key, " ").unwrap();
-            let none = (request.selection, request.preference);
-            assert_eq!(none, (GpuSelection::default(), PlacementPreference::default()), "{key}");
+            let none = (request.selection, request.preference, request.realtime);
+            assert_eq!(none, (GpuSelection::default(), PlacementPreference::default(), None), "{key}");
         }
     }
 
@@ -460,6 +466,7 @@ mod tests {
         for (text, expected) in [("1", true), ("t", true), ("TRUE", true), ("0", false), ("F", false), ("False", false)]
         {
             assert_eq!(one(NUMA_BIND, text).unwrap().selection.numa_bind, expected, "{text}");
+            assert_eq!(one(REALTIME_CHECK, text).unwrap().realtime, Some(expected), "{text}");
         }
     }
 
@@ -498,6 +505,7 @@ mod tests {
         for (key, value, what) in [
             (USE_UUIDS, "GPU-a, GPU b", format!("not a GPU UUID: \"GPU b\"; {uuids}")),
             (NUMA_BIND, "yes", "write true or false instead of \"yes\"".into()),
+            (REALTIME_CHECK, "strict", "write true or false instead of \"strict\"".into()),
             (NODE_POLICY, "pack", "write binpack or spread instead of \"pack\"".into()),
             (NODE_POLICY, "binpack,spread", "write binpack or spread instead of \"binpack,spread\"".into()),
             (
@@ -553,8 +561,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_value_panics(values in prop::collection::vec("\\PC{0,40}", 9), gpus in "\\PC{0,8}") {
-            let keys = [USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, SHARING_MODES, NUMA_BIND, NODE_POLICY, GPU_POLICY, SCORE_WEIGHTS];
+        fn no_value_panics(values in prop::collection::vec("\\PC{0,40}", 10), gpus in "\\PC{0,8}") {
+            let keys = [USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, SHARING_MODES, NUMA_BIND, NODE_POLICY, GPU_POLICY, SCORE_WEIGHTS, REALTIME_CHECK];
             let annotations: serde_json::Map<String, Value> =
                 keys.iter().zip(&values).map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
             let _ = with(&annotations.clone().into());

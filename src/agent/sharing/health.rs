@@ -180,6 +180,7 @@ mod tests {
             nvlink_rate: Reading::NOT_YET,
             strangers: 0,
             memory_used_now: Reading::NOT_YET,
+            listed_memory: Reading::NOT_YET,
             unattributed_memory: Reading::NOT_YET,
             unattributed_sm: Reading::NOT_YET,
             last_xid: None,

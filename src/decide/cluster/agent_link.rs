@@ -26,13 +26,15 @@ pub(super) struct AgentLink {
     pub(super) state: LinkState,
     /// When the last message came.
     pub(super) heard: Monotonic,
+    /// Nothing has come for so long that the report counts as old.
+    pub(super) is_silent: bool,
     pub(super) report: AgentReport,
 }
 
 impl AgentLink {
     /// A stream whose first message has arrived.
     pub(super) fn new(stream: StreamId, report: AgentReport, now: Monotonic) -> AgentLink {
-        AgentLink { stream, state: LinkState::Open, heard: now, report }
+        AgentLink { stream, state: LinkState::Open, heard: now, is_silent: false, report }
     }
 
     /// Applies a change.

@@ -31,6 +31,12 @@ use std::time::Duration;
 /// within this time, unless it has ended. The kubelet rejects a pod that is bound while the agent is away.
 pub const STREAM_BACK_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long an agent may send nothing before its report no longer counts for the memory in use. It sends a heartbeat every ten
+/// seconds, so two are missing.
+const SILENT_AFTER: Duration = Duration::from_secs(25);
+/// How often the leader looks for such agents. A look at 5,000 nodes takes some microseconds.
+const LOOK_FOR_SILENT: Duration = Duration::from_secs(1);
+
 /// Why a message of a stream is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReportRefusal {
@@ -59,6 +65,10 @@ impl ClusterState {
             return Err(ReportRefusal::Replaced);
         }
         node.set_agent(Some(AgentLink::new(stream, report.compact(), now)));
+        if let Some(node) = self.nodes.get(&name) {
+            let devices = node.devices().devices.iter().map(|device| &device.uuid);
+            self.usage_changes.add(node.usage(devices));
+        }
         self.look_for_unknown_device(&name);
         self.closing.remove(&name);
         self.touch(&name);
@@ -80,10 +90,14 @@ impl ClusterState {
         let node = self.nodes.get_mut(name).ok_or(ReportRefusal::Replaced)?;
         let before = node.closed();
         let link = node.agent_mut().filter(|link| link.stream == stream).ok_or(ReportRefusal::Replaced)?;
+        let shown: Vec<GpuUuid> = change.gpus.keys().cloned().collect();
         link.change(change, now)?;
+        link.is_silent = false;
         if node.closed() != before {
             node.is_changed();
         }
+        node.find_memory_in_use();
+        self.usage_changes.add(node.usage(shown.iter()));
         self.look_for_unknown_device(name);
         self.touch(name);
         self.take_evidence(name);
@@ -95,9 +109,12 @@ impl ClusterState {
     /// # Errors
     /// [`ReportRefusal::Replaced`].
     pub fn agent_beats(&mut self, name: &NodeName, stream: StreamId, now: Monotonic) -> Result<(), ReportRefusal> {
-        let link = self.nodes.get_mut(name).and_then(NodeClaims::agent_mut);
-        let link = link.filter(|link| link.stream == stream).ok_or(ReportRefusal::Replaced)?;
+        let node = self.nodes.get_mut(name).ok_or(ReportRefusal::Replaced)?;
+        let link = node.agent_mut().filter(|link| link.stream == stream).ok_or(ReportRefusal::Replaced)?;
         link.heard = now;
+        if std::mem::take(&mut link.is_silent) {
+            node.find_memory_in_use();
+        }
         Ok(())
     }
 
@@ -110,8 +127,25 @@ impl ClusterState {
         }
     }
 
+    /// Finds the agents from which nothing has come for [`SILENT_AFTER`]: of their nodes only the claims count.
+    fn find_silent(&mut self, now: Monotonic) {
+        if now.since(self.looked_for_silent) < LOOK_FOR_SILENT {
+            return;
+        }
+        self.looked_for_silent = now;
+        for node in self.nodes.values_mut() {
+            let silent = |link: &AgentLink| link.state == LinkState::Open && now.since(link.heard) >= SILENT_AFTER;
+            let found = node.agent().is_some_and(|link| !link.is_silent && silent(link));
+            if found && let Some(link) = node.agent_mut() {
+                link.is_silent = true;
+                node.find_memory_in_use();
+            }
+        }
+    }
+
     /// Closes the nodes whose agents have not opened another stream in time. Called before each decision.
     pub fn agents_at(&mut self, now: Monotonic) {
+        self.find_silent(now);
         let late = |since: &Monotonic| now.since(*since) >= STREAM_BACK_WITHIN;
         // Usually empty. After a network failure it may hold all nodes, each of them once.
         if !self.closing.values().any(late) {
@@ -126,6 +160,7 @@ impl ClusterState {
             {
                 link.state = LinkState::Away;
                 node.is_changed();
+                node.find_memory_in_use();
                 touched.insert(name.clone());
             }
             !away

@@ -7,7 +7,7 @@ use super::recent_scores::{self, NamedScores};
 use super::state::{ClusterState, MAX_PENDING, NodeChoice, PendingPod, PodLocation};
 use super::survey::{StateAccess, Verdicts};
 use super::verdicts::{Judged, Verdict};
-use crate::placement::{FillTerms, NodeRefusal, RefusalReason};
+use crate::placement::{CheckResult, FillTerms, NodeRefusal, RefusalReason};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::PodUid;
@@ -41,6 +41,33 @@ pub struct FilterVerdict {
     pub refused: Vec<RefusedNode>,
     /// The place of the node that is expected to take the pod.
     pub proposed: Option<usize>,
+    /// What the real-time check has found.
+    pub checks: CheckCounts,
+}
+
+/// Number of nodes of one call by the result of the real-time check.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckCounts {
+    /// Nodes where the requested memory is really free.
+    pub passed: u64,
+    /// Nodes that are refused although the claims on a GPU leave room.
+    pub refused: u64,
+    /// Nodes that come last because less memory is really free.
+    pub warned: u64,
+    /// Nodes that were checked by their claims, or by the memory of all processes together.
+    pub fallback: u64,
+}
+
+impl CheckCounts {
+    fn count(&mut self, result: CheckResult) {
+        match result {
+            CheckResult::Unchecked => {}
+            CheckResult::Passed => self.passed += 1,
+            CheckResult::Fallback => self.fallback += 1,
+            CheckResult::Warned => self.warned += 1,
+            CheckResult::Refused => self.refused += 1,
+        }
+    }
 }
 
 /// The policy and weights of all scores of one pod.
@@ -61,6 +88,8 @@ pub struct ExplainedScore {
     pub beside_proposals: bool,
     /// How full the node is with the pod.
     pub terms: FillTerms,
+    /// What the real-time check has found.
+    pub check: CheckResult,
 }
 
 /// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best. Until the
@@ -136,10 +165,14 @@ fn ranked(
         let own = if own.is_empty() { None } else { nodes.get(place).and_then(|name| own.get(*name)) };
         match own.unwrap_or(judged) {
             Ok(judged) => {
+                verdict.checks.count(judged.check);
                 fitting.push((place, judged));
                 suits.push(judged.suitability);
             }
-            Err(why) => verdict.refused.push(RefusedNode { place, why: why.clone() }),
+            Err(why) => {
+                verdict.checks.count(why.check);
+                verdict.refused.push(RefusedNode { place, why: why.clone() });
+            }
         }
     }
     let mut is_named = rank::best(&suits, answered.most, answered.turn);
@@ -150,9 +183,10 @@ fn ranked(
     verdict.scores = rank::scores(&suits, scoring.step);
     verdict.proposed = proposed(&fitting, nodes);
     verdict.fit = fitting.iter().map(|(place, _)| *place).collect();
-    let explained = |(_, Judged { suitability, terms }): &(usize, &Judged)| ExplainedScore {
+    let explained = |(_, Judged { suitability, terms, check }): &(usize, &Judged)| ExplainedScore {
         beside_proposals: suitability.beside_proposals(),
         terms: *terms,
+        check: *check,
     };
     verdict.explained = fitting.iter().map(explained).collect();
     verdict
@@ -178,7 +212,7 @@ fn only(location: &PodLocation, nodes: &[&str]) -> FilterVerdict {
         if location.node.as_str() == *name {
             verdict.fit.push(place);
             verdict.scores.push(0);
-            verdict.explained.push(ExplainedScore { beside_proposals: true, terms: FillTerms::default() });
+            verdict.explained.push(ExplainedScore { beside_proposals: true, ..ExplainedScore::default() });
         } else {
             verdict.refused.push(RefusedNode { place, why: NodeRefusal::whole(RefusalReason::PodPlacedElsewhere) });
         }

@@ -5,13 +5,16 @@ use super::closed::{BlockingPods, ClosedReason, UnknownClaim};
 use super::static_pods::StaticPods;
 use super::version::CountedVersion;
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, LedgerClaim, demand_of};
-use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
-use model::agent_stream::{AgentPhase, PodStage};
+use crate::placement::{
+    BeyondClaims, Capacity, ClaimedUse, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode, ReportedMemory,
+};
+use model::agent_stream::{AgentPhase, PodStage, ReportedUse};
 use model::claim::{Claim, ClaimOrigin};
 use model::followed_node::NodeFacts;
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
 use model::registered::RegisteredGpu;
+use model::unit::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -52,10 +55,12 @@ pub struct NodeClaims {
     removed: BTreeSet<GpuUuid>,
     /// A pod, and a device of its claim that is unknown ([`NodeClaims::look_for_unknown_device`]).
     unknown_device: Option<(PodUid, GpuUuid)>,
+    /// Memory of strangers up to this amount does not count.
+    margin: Bytes,
 }
 
 impl NodeClaims {
-    pub(super) fn named(name: NodeName, version: CountedVersion) -> NodeClaims {
+    pub(super) fn named(name: NodeName, version: CountedVersion, margin: Bytes) -> NodeClaims {
         NodeClaims {
             name,
             uid: None,
@@ -74,6 +79,7 @@ impl NodeClaims {
             registered_by: None,
             removed: BTreeSet::new(),
             unknown_device: None,
+            margin,
         }
     }
 
@@ -171,6 +177,63 @@ impl NodeClaims {
         if self.agent.is_none() {
             self.are_in_use(&BTreeSet::new());
         }
+        self.find_memory_in_use();
+    }
+
+    /// Compares the memory in use of each device with the claims on it. Called after each change of the agent's report, the register
+    /// and the agent's silence. A pod whose memory grows inside its claim changes no version.
+    pub(super) fn find_memory_in_use(&mut self) {
+        let check = self.agent.as_ref().map(|link| link.report.check).unwrap_or_default();
+        if self.devices.check != check {
+            self.devices.check = check;
+            self.version.changes();
+        }
+        let found: Vec<BeyondClaims> =
+            self.devices.devices.iter().map(|device| self.beyond_claims(&device.uuid, device.capacity)).collect();
+        for (device, beyond) in self.devices.devices.iter_mut().zip(found) {
+            if device.beyond.taken != beyond.taken {
+                self.version.changes();
+            }
+            device.beyond = beyond;
+        }
+    }
+
+    /// The memory in use beyond the claims on one device.
+    fn beyond_claims(&self, device: &GpuUuid, capacity: Capacity) -> BeyondClaims {
+        let Some(link) = self.agent.as_ref().filter(|link| link.state != LinkState::Away && !link.is_silent) else {
+            return BeyondClaims::UNKNOWN;
+        };
+        let Some(gpu) = link.report.gpus.get(device) else { return BeyondClaims::UNKNOWN };
+        let used = |uid: &PodUid| {
+            let uses = self.static_pods.names(uid).filter_map(|name| link.report.pods.get(name)?.uses.get(device));
+            // Containers of a pod that is gone are reported with the devices of its claim, also where they have no process.
+            let memory = |used: &ReportedUse| if used.processes == 0 { Some(Bytes(0)) } else { used.memory_used.get() };
+            uses.map(memory).try_fold(0_u64, |sum, used| Some(sum.saturating_add(used?.0)))
+        };
+        let pods = self.ledger.pods_on(device).map(|uid| {
+            let claimed = self.ledger.get(uid).map(|claim| claim.demand(device).memory).unwrap_or_default();
+            ClaimedUse { claimed, used: used(uid) }
+        });
+        let pods: Vec<ClaimedUse> = pods.collect();
+        let (total, now, listed) = (gpu.memory_total.get(), gpu.memory_used.get(), gpu.memory_listed.get());
+        let memory = ReportedMemory { total, used: now, listed };
+        BeyondClaims::of(Bytes(capacity.memory), memory, pods.iter().copied(), self.margin)
+    }
+
+    /// What the node would be without a pod: its claim and the memory of its processes are gone.
+    pub(super) fn is_without(&mut self, uid: &PodUid) {
+        let names: Vec<PodUid> = self.static_pods.names(uid).cloned().collect();
+        if let Some(link) = &mut self.agent {
+            let gone = names.iter().filter_map(|name| link.report.pods.remove(name)).collect::<Vec<_>>();
+            for (device, used) in gone.iter().flat_map(|pod| pod.uses.iter()) {
+                let (Some(gpu), Some(used)) = (link.report.gpus.get_mut(device), used.memory_used.get()) else {
+                    continue;
+                };
+                gpu.memory_used = gpu.memory_used.map(|now| now.less(used));
+                gpu.memory_listed = gpu.memory_listed.map(|listed| listed.less(used));
+            }
+        }
+        self.release(uid);
     }
 
     /// Something has changed on which a verdict about the node depends.
@@ -423,6 +486,7 @@ impl NodeClaims {
             },
             claimed: self.ledger.claimed(&gpu.uuid),
             proposed: DeviceDemand::default(),
+            beyond: BeyondClaims::UNKNOWN,
         };
         let mut devices: Vec<PlacementDevice> = register.iter().map(device).collect();
         devices.sort_by(|one, other| (one.index, &one.uuid).cmp(&(other.index, &other.uuid)));
@@ -433,7 +497,11 @@ impl NodeClaims {
         } else {
             devices.iter().flat_map(|one| devices.iter().map(|other| link(&one.uuid, &other.uuid))).collect()
         };
-        let before = std::mem::replace(&mut self.devices, PlacementNode { devices, links });
+        let check = self.devices.check;
+        for device in &mut devices {
+            device.beyond = self.beyond_claims(&device.uuid, device.capacity);
+        }
+        let before = std::mem::replace(&mut self.devices, PlacementNode { devices, links, check });
         self.note_removed(&before, &facts.uid);
         for uid in self.proposals.keys().cloned().collect::<Vec<_>>() {
             self.add_proposed(&uid);
@@ -596,9 +664,11 @@ impl NodeClaims {
         for uuid in devices {
             let claimed = self.ledger.claimed(&uuid);
             // A newer version of a pod seldom changes its claim.
-            let changed = |device: &&mut PlacementDevice| device.uuid == uuid && device.claimed != claimed;
-            if let Some(device) = self.devices.devices.iter_mut().find(changed) {
-                device.claimed = claimed;
+            let changed = |device: &PlacementDevice| device.uuid == uuid && device.claimed != claimed;
+            let Some(device) = self.devices.devices.iter().find(|device| changed(device)) else { continue };
+            let beyond = self.beyond_claims(&uuid, device.capacity);
+            if let Some(device) = self.devices.devices.iter_mut().find(|device| device.uuid == uuid) {
+                (device.claimed, device.beyond) = (claimed, beyond);
                 self.version.changes();
             }
         }

@@ -262,8 +262,9 @@ impl ClusterState {
         };
         let ending: Vec<PodUid> = node.ledger().claims().map(|(uid, _)| uid).filter(ends).cloned().collect();
         let mut after = node.clone();
-        ending.iter().for_each(|uid| after.release(uid));
+        ending.iter().for_each(|uid| after.is_without(uid));
         after.ignore_use();
+        after.find_memory_in_use();
         after
     }
 

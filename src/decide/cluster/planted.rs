@@ -57,7 +57,7 @@ pub(super) fn devices_of_bind<'a>(
     let Some(proposal) = proposal.filter(|_| planted(PlantedMistake::BindTrustsFilter)) else {
         return Cow::Borrowed(devices);
     };
-    let mut devices = PlacementNode { devices: devices.devices.clone(), links: Box::default() };
+    let mut devices = PlacementNode { devices: devices.devices.clone(), ..PlacementNode::default() };
     devices.devices.retain(|device| proposal.iter().any(|(proposed, _)| *proposed == device.uuid));
     devices.devices.iter_mut().for_each(|device| device.claimed = DeviceDemand::default());
     Cow::Owned(devices)

@@ -194,12 +194,13 @@ impl ClusterState {
     pub(super) fn node_entry(&mut self, name: &NodeName) -> &mut NodeClaims {
         let (places, numbered, next) = (&mut self.free_places, &mut self.numbered, self.nodes.len());
         let (versions, unproven) = (&mut self.versions, self.unproven_left_out);
+        let margin = self.rules.placement.check.margin;
         self.nodes.entry(name.clone()).or_insert_with(|| {
             *numbered += 1;
             // If no place is free, the nodes fill all places before this one.
             let version = CountedVersion::new(*numbered, places.pop().unwrap_or(next));
             Arc::make_mut(versions).insert(name.clone(), version.shared());
-            let mut node = NodeClaims::named(name.clone(), version);
+            let mut node = NodeClaims::named(name.clone(), version, margin);
             node.leaves_out_unproven_pods(unproven);
             node
         })

@@ -35,7 +35,8 @@ impl ClusterState {
             return false;
         }
         let Some(mut node) = self.nodes.get(name).filter(|node| node.closed().is_none()).cloned() else { return false };
-        victims.iter().for_each(|uid| node.release(uid));
+        victims.iter().for_each(|uid| node.is_without(uid));
+        node.find_memory_in_use();
         self.has_room(request, node)
     }
 
@@ -141,8 +142,10 @@ pub(super) mod tests {
             healthy: true,
             memory_total: ReportedReading::UNKNOWN,
             memory_used: ReportedReading::UNKNOWN,
+            memory_listed: ReportedReading::UNKNOWN,
             memory_unattributed: ReportedReading::UNKNOWN,
             processes: ReportedReading::Measured(0, None),
+            ..ReportedGpu::default()
         };
         let mut report = AgentReport { phase: AgentPhase::Serving, ..AgentReport::of(name(0)) };
         report.gpus = [(uuid(0), gpu)].into();

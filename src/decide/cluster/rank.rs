@@ -4,26 +4,29 @@ use crate::placement::Fill;
 use model::placement::NodePolicy;
 
 /// How well a node suits a pod: larger is better. It is one number, because a call sorts thousands of them. The highest
-/// bit says whether the pod also fits if all pods that the filter expects on the node are bound there. The other bits
-/// say how full or empty the node is.
+/// bit says whether the memory that the pod requests is really free. The next one says whether the pod also fits if all
+/// pods that the filter expects on the node are bound there. The other bits say how full or empty the node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Suitability(u64);
 
 /// The highest bit.
-const BESIDE_PROPOSALS: u64 = 1 << 63;
+const REALLY_FREE: u64 = 1 << 63;
+/// The next bit.
+const BESIDE_PROPOSALS: u64 = 1 << 62;
 /// An odd number with random bits: the golden ratio times 2^64.
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The largest fill; larger fills count as equal. It is millions of times the fill of a real node.
 const MOST: u64 = BESIDE_PROPOSALS - 1;
 
 impl Suitability {
-    pub(super) fn new(beside_proposals: bool, fill: Fill, policy: NodePolicy) -> Suitability {
+    pub(super) fn new(really_free: bool, beside_proposals: bool, fill: Fill, policy: NodePolicy) -> Suitability {
         let fill = fill.0.min(MOST);
         let by_policy = match policy {
             NodePolicy::Binpack => fill,
             NodePolicy::Spread => MOST - fill,
         };
-        Suitability(if beside_proposals { by_policy | BESIDE_PROPOSALS } else { by_policy })
+        let bit = |is: bool, bit: u64| if is { bit } else { 0 };
+        Suitability(by_policy | bit(beside_proposals, BESIDE_PROPOSALS) | bit(really_free, REALLY_FREE))
     }
 
     /// Whether the pod also fits if all pods that the filter expects on the node are bound there.
@@ -83,7 +86,8 @@ mod tests {
     use super::*;
 
     fn named(nodes: &[u64], most: usize, turn: u64) -> Vec<usize> {
-        let suits: Vec<_> = nodes.iter().map(|fill| Suitability::new(true, Fill(*fill), NodePolicy::Binpack)).collect();
+        let suits: Vec<_> =
+            nodes.iter().map(|fill| Suitability::new(true, true, Fill(*fill), NodePolicy::Binpack)).collect();
         let mut is_named = best(&suits, most, turn);
         suits.iter().enumerate().filter(|(_, one)| is_named(**one)).map(|(place, _)| place).collect()
     }
@@ -121,10 +125,10 @@ mod tests {
 
     #[test]
     fn nodes_that_suit_equally_have_equal_scores_and_others_differ_by_at_least_one_step() {
-        let of = |beside, fill| Suitability::new(beside, Fill(fill), NodePolicy::Binpack);
+        let of = |beside, fill| Suitability::new(true, beside, Fill(fill), NodePolicy::Binpack);
         let nodes = [of(true, 500), of(true, 900), of(false, 999), of(true, 500), of(false, 1)];
         assert_eq!(scores(&nodes, 121), [242, 363, 121, 242, 0]);
-        let of = |fill| Suitability::new(true, Fill(fill), NodePolicy::Spread);
+        let of = |fill| Suitability::new(true, true, Fill(fill), NodePolicy::Spread);
         assert_eq!(scores(&[of(0), of(10), of(5)], 10), [20, 0, 10]);
         assert_eq!(scores(&[], 10), Vec::<i64>::new());
     }

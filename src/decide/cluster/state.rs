@@ -4,6 +4,7 @@ use super::gang::Gangs;
 use super::names::ByName;
 use super::node::NodeClaims;
 use super::nominated::NominatedPods;
+use super::real_memory::UsageChanges;
 use super::recent_pods::RecentPods;
 use super::recent_scores::RecentScores;
 use super::refused_pods::RefusedPods;
@@ -155,6 +156,10 @@ pub struct ClusterState {
     pub(super) touched: BTreeSet<NodeName>,
     /// Nodes whose agents' streams were closed at this moment; the agents may soon open others.
     pub(super) closing: HashMap<NodeName, Monotonic>,
+    /// When silent agents were looked for last.
+    pub(super) looked_for_silent: Monotonic,
+    /// What reports have changed of the memory in use.
+    pub(super) usage_changes: UsageChanges,
 }
 
 /// The names of all nodes at one moment.
@@ -195,6 +200,8 @@ impl ClusterState {
             unproven_left_out: false,
             touched: BTreeSet::new(),
             closing: HashMap::new(),
+            looked_for_silent: Monotonic(0),
+            usage_changes: UsageChanges::default(),
         }
     }
 

@@ -94,8 +94,10 @@ mod tests {
             healthy: true,
             memory_total: ReportedReading::UNKNOWN,
             memory_used: ReportedReading::UNKNOWN,
+            memory_listed: ReportedReading::UNKNOWN,
             memory_unattributed: ReportedReading::UNKNOWN,
             processes: ReportedReading::Measured(0, None),
+            ..ReportedGpu::default()
         };
         let mut report = AgentReport { phase, ..AgentReport::of(name(0)) };
         report.gpus = [(uuid(0), gpu)].into();

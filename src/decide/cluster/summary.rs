@@ -70,7 +70,8 @@ impl fmt::Display for NamedMiss<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NamedMiss(node, miss) = self;
         match miss {
-            NearestMiss::Memory { asked, requested, free, total, index } => {
+            NearestMiss::Memory { asked, requested, free, really_free, total, index } => {
+                let really_free = really_free.filter(|really| really < free).map(|really| really.0 >> 20);
                 let (requested, free, total) = (requested.0.div_ceil(1 << 20), free.0 >> 20, total.0 >> 20);
                 match asked {
                     Some(MemoryRequest::Amount(_)) => write!(f, "requests {requested} MiB")?,
@@ -79,7 +80,13 @@ impl fmt::Display for NamedMiss<'_> {
                     }
                     None => write!(f, "requests all memory of a GPU, {requested} MiB, because it names no {MEMORY}")?,
                 }
-                write!(f, "; most free is {free} MiB on {node} GPU {index}")?;
+                match really_free {
+                    None => write!(f, "; most free is {free} MiB on {node} GPU {index}")?,
+                    Some(really) => write!(
+                        f,
+                        "; most free is {really} MiB on {node} GPU {index}: claims leave {free} MiB, but other memory is in use"
+                    )?,
+                }
                 if requested > total { write!(f, ", which has {total} MiB in all") } else { Ok(()) }
             }
             NearestMiss::Cores { requested, free, index } => {
@@ -127,7 +134,7 @@ mod tests {
     /// A GPU with 80 GiB.
     fn miss(asked: Option<MemoryRequest>, requested: u64, free: u64, index: u32) -> NearestMiss {
         let (requested, free) = (Bytes(requested << 20), Bytes(free << 20));
-        NearestMiss::Memory { asked, requested, free, total: Bytes(80 << 30), index }
+        NearestMiss::Memory { asked, requested, free, really_free: None, total: Bytes(80 << 30), index }
     }
 
     #[test]
@@ -157,6 +164,26 @@ mod tests {
             let text = RefusalSummary::of(&refused([why]), &["n"]).to_string();
             assert_eq!(text, format!("1 node refused: CardInsufficientMemory on 1 GPU of 1 node; {words}"));
         }
+    }
+
+    #[test]
+    fn the_nearest_miss_says_what_is_free_by_claims_and_what_really() {
+        let text = |free: u64, really_free: u64| {
+            let NearestMiss::Memory { asked, requested, total, index, .. } =
+                miss(Some(MemoryRequest::Amount(Mib(8192))), 8192, 0, 3)
+            else {
+                panic!("it is memory")
+            };
+            let (free, really_free) = (Bytes(free << 20), Some(Bytes(really_free << 20)));
+            let mut why = NodeRefusal::of(1);
+            why.count(RefusalReason::CardInsufficientMemory);
+            why.missed(NearestMiss::Memory { asked, requested, free, really_free, total, index });
+            RefusalSummary::of(&refused([why]), &["n"]).to_string()
+        };
+        let begin = "1 node refused: CardInsufficientMemory on 1 GPU of 1 node; requests 8192 MiB; most free is ";
+        let words = "2048 MiB on n GPU 3: claims leave 10240 MiB, but other memory is in use";
+        assert_eq!(text(10_240, 2048), format!("{begin}{words}"));
+        assert_eq!(text(4096, 4096), format!("{begin}4096 MiB on n GPU 3"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::rank::Suitability;
 use super::state::ClusterState;
 use super::verdicts::{Judged, KeptVerdicts, MadeVerdict, Signature, Verdict};
 use super::version::NodeVersion;
-use crate::placement::{CountedClaims, NodeRefusal, Placement, PlacementNode, RefusalReason, place};
+use crate::placement::{CheckResult, CountedClaims, NodeRefusal, Placement, PlacementNode, RefusalReason, place};
 use model::placement::PlacementRequest;
 use std::sync::Arc;
 
@@ -88,8 +88,9 @@ impl ClusterState {
             Err(_) => (false, place(request, devices, rules, CountedClaims::Claims)?),
         };
         let policy = rules.node_policy(&request.preference);
-        let suitability = Suitability::new(beside_proposals, placement.fill, policy);
-        Ok((Judged { suitability, terms: placement.terms }, placement))
+        let really_free = placement.check != CheckResult::Warned;
+        let suitability = Suitability::new(really_free, beside_proposals, placement.fill, policy);
+        Ok((Judged { suitability, terms: placement.terms, check: placement.check }, placement))
     }
 
     /// The verdicts about these nodes: those that other calls have made since the survey, and new ones, which are kept.

@@ -13,7 +13,7 @@
 
 use super::rank::Suitability;
 use super::version::VersionNumbers;
-use crate::placement::{FillTerms, NodeRefusal};
+use crate::placement::{CheckResult, FillTerms, NodeRefusal};
 use model::placement::{GpuSelection, PlacementPreference, PlacementRequest};
 use model::request::{ContainerRole, MemoryRequest};
 use model::unit::CorePercent;
@@ -32,6 +32,7 @@ pub(super) struct Signature {
     containers: Vec<(ContainerRole, u32, Option<MemoryRequest>, Option<CorePercent>)>,
     selection: GpuSelection,
     preference: PlacementPreference,
+    realtime: Option<bool>,
 }
 
 /// How well a fitting node suits, and why.
@@ -39,6 +40,7 @@ pub(super) struct Signature {
 pub(super) struct Judged {
     pub(super) suitability: Suitability,
     pub(super) terms: FillTerms,
+    pub(super) check: CheckResult,
 }
 
 /// The verdict about one node: how well it suits, or why it does not fit.
@@ -83,6 +85,7 @@ impl Signature {
             containers: containers.map(|one| (one.role, one.slots, one.memory, one.cores)).collect(),
             selection: request.selection.clone(),
             preference: request.preference.clone(),
+            realtime: request.realtime,
         }
     }
 }

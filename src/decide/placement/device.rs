@@ -1,8 +1,10 @@
 //! The devices of a node, as placement sees them.
 
+use super::reality::BeyondClaims;
 use super::score::{Capacity, Fill};
 use crate::ledger::DeviceDemand;
 use model::id::GpuUuid;
+use model::realtime::NodeCheck;
 use model::unit::{Bytes, CorePercent};
 use std::sync::Arc;
 
@@ -25,6 +27,8 @@ pub struct PlacementDevice {
     pub claimed: DeviceDemand,
     /// The sum of the proposals.
     pub proposed: DeviceDemand,
+    /// Memory in use beyond the claims.
+    pub beyond: BeyondClaims,
 }
 
 /// Product and sharing mode, which many GPUs have in common.
@@ -56,6 +60,8 @@ pub struct PlacementNode {
     pub devices: Vec<PlacementDevice>,
     /// How well each device is connected to each other one, row by row; empty where it is not known.
     pub links: Box<[u32]>,
+    /// What its agent says about the real-time check.
+    pub check: NodeCheck,
 }
 
 impl PlacementNode {
@@ -78,4 +84,6 @@ pub(super) struct Candidate<'a> {
     pub(super) fill: Fill,
     /// Memory and SM time that the container takes.
     pub(super) share: (Bytes, CorePercent),
+    /// Less memory is really free than the container requests.
+    pub(super) lacks_memory: bool,
 }

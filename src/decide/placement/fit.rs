@@ -2,13 +2,15 @@
 
 use super::device::{Candidate, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 use super::order;
+use super::reality::MemoryBasis;
 use super::reason::{NearestMiss, NodeRefusal, RefusalReason};
-use super::rules::{CountedClaims, Placement, PlacementRules};
+use super::rules::{CheckResult, CountedClaims, Placement, PlacementRules};
 use super::score::{Capacity, FillTerms};
 use crate::ledger::{ALL_CORES, DeviceDemand};
 use model::claim::{Claim, DeviceShare};
 use model::id::GpuUuid;
 use model::placement::{GpuSelection, PlacementRequest, ScoreWeights};
+use model::realtime::CheckMode;
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use model::unit::{Bytes, CorePercent};
 use std::sync::Arc;
@@ -40,6 +42,8 @@ pub fn place(
         rules,
         counted,
         weights: rules.weights(&request.preference),
+        check: rules.check.mode(node.check, request.realtime),
+        found: CheckResult::Unchecked,
         barred: all_barred(&node.devices, &request.selection),
         taken: vec![Taken::default(); node.devices.len()],
     };
@@ -47,7 +51,7 @@ pub fn place(
         request.requests.iter().map(|container| attempt.container(container)).collect();
     let claim = Claim(containers?);
     let terms = attempt.terms();
-    Ok(Placement { claim, terms, fill: terms.fill(attempt.weights) })
+    Ok(Placement { claim, terms, fill: terms.fill(attempt.weights), check: attempt.found })
 }
 
 /// For each device, the test at which it fails for every container of the pod, whatever the container requests. The devices of a
@@ -96,6 +100,9 @@ struct Attempt<'a> {
     rules: &'a PlacementRules,
     counted: CountedClaims,
     weights: ScoreWeights,
+    check: Option<CheckMode>,
+    /// What the real-time check has found on the GPUs chosen so far.
+    found: CheckResult,
     barred: Vec<Option<RefusalReason>>,
     taken: Vec<Taken>,
 }
@@ -147,8 +154,20 @@ impl<'a> Attempt<'a> {
         Ok(chosen.into_iter().map(|candidate| self.take(container.role, candidate)).collect())
     }
 
-    /// The devices among the candidates, in order; fewer than `count` where not enough fit together.
+    /// The devices among the candidates, in order; fewer than `count` where not enough fit together. A device whose memory does not
+    /// really suffice is taken only where the others are too few.
     fn choose(&self, candidates: &[Candidate<'a>], count: usize, topology: bool) -> Vec<Candidate<'a>> {
+        if candidates.iter().any(|candidate| candidate.lacks_memory) {
+            let roomy: Vec<Candidate<'a>> = candidates.iter().filter(|one| !one.lacks_memory).copied().collect();
+            let chosen = self.choose_among(&roomy, count, topology);
+            if chosen.len() >= count {
+                return chosen;
+            }
+        }
+        self.choose_among(candidates, count, topology)
+    }
+
+    fn choose_among(&self, candidates: &[Candidate<'a>], count: usize, topology: bool) -> Vec<Candidate<'a>> {
         let pick = |candidates: &[Candidate<'a>]| -> Vec<Candidate<'a>> {
             // Without links all GPUs are equally well connected.
             if !topology || candidates.len() <= count || self.node.links.is_empty() {
@@ -197,9 +216,12 @@ impl<'a> Attempt<'a> {
             return Err((RefusalReason::ExclusiveDeviceAllocateConflict, None));
         }
         let free = Bytes(memory.saturating_sub(used.memory));
-        if own_memory > free.0 {
+        let really_free = self.check.map(|_| free.less(device.beyond.taken));
+        let lacks_memory = really_free.is_some_and(|free| own_memory > free.0);
+        if own_memory > free.0 || lacks_memory && self.check == Some(CheckMode::Strict) {
             let (asked, index) = (container.memory, device.index);
-            let miss = NearestMiss::Memory { asked, requested: share.0, free, total: Bytes(memory), index };
+            let miss =
+                NearestMiss::Memory { asked, requested: share.0, free, really_free, total: Bytes(memory), index };
             return Err((RefusalReason::CardInsufficientMemory, Some(miss)));
         }
         let free = cores.saturating_sub(used.cores);
@@ -217,10 +239,18 @@ impl<'a> Attempt<'a> {
         }
         counted.add(demand(share));
         let fill = FillTerms::of(counted, device.capacity).fill(self.weights);
-        Ok(Candidate { device, place, fill, share })
+        Ok(Candidate { device, place, fill, share, lacks_memory })
     }
 
     fn take(&mut self, role: ContainerRole, candidate: Candidate<'_>) -> DeviceShare {
+        self.found = match (self.check, self.found) {
+            (None, _) => CheckResult::Unchecked,
+            (Some(_), CheckResult::Warned) => CheckResult::Warned,
+            (Some(_), _) if candidate.lacks_memory => CheckResult::Warned,
+            (Some(_), CheckResult::Fallback) => CheckResult::Fallback,
+            (Some(_), _) if candidate.device.beyond.basis != MemoryBasis::Processes => CheckResult::Fallback,
+            (Some(_), _) => CheckResult::Passed,
+        };
         let own = demand(candidate.share);
         if let Some(taken) = self.taken.get_mut(candidate.place) {
             let moment = match role {
@@ -259,6 +289,11 @@ impl<'a> Attempt<'a> {
         }
         FillTerms::of(used, capacity)
     }
+}
+
+/// The memory that a container takes of a device with this capacity.
+pub(crate) fn requested(container: &ContainerRequest, capacity: Capacity) -> Bytes {
+    amounts(container, capacity).0
 }
 
 /// Memory and SM time that the container takes of each device.

@@ -10,6 +10,7 @@ pub(super) fn sort(candidates: &mut [Candidate<'_>], policy: &GpuPolicy, numa_fi
     candidates.sort_by(|one, other| {
         let numa = one.device.numa.cmp(&other.device.numa);
         let mut by = if numa_first { numa } else { std::cmp::Ordering::Equal };
+        by = by.then_with(|| one.lacks_memory.cmp(&other.lacks_memory));
         for key in &policy.order {
             by = by.then_with(|| match key {
                 GpuOrder::Binpack => Reverse(one.fill).cmp(&Reverse(other.fill)),

@@ -1,5 +1,6 @@
 //! Why a node does not fit: HAMi's reason codes, counted by GPU, and the GPU that came nearest.
 
+use super::rules::CheckResult;
 use model::request::MemoryRequest;
 use model::unit::{Bytes, CorePercent};
 use std::fmt;
@@ -124,8 +125,10 @@ pub enum NearestMiss {
         asked: Option<MemoryRequest>,
         /// Requested of each GPU.
         requested: Bytes,
-        /// Left on the GPU with the most.
+        /// Left by the claims on the GPU with the most.
         free: Bytes,
+        /// Really free on it; `None` where that is not checked.
+        really_free: Option<Bytes>,
         /// Memory of that GPU.
         total: Bytes,
         /// NVML's index of that GPU.
@@ -169,6 +172,8 @@ pub struct NodeRefusal {
     pub gpus: u16,
     /// The nearest miss.
     pub nearest: Option<NearestMiss>,
+    /// [`CheckResult::Refused`] if the claims on a GPU leave room and less memory is really free.
+    pub check: CheckResult,
 }
 
 impl NodeRefusal {
@@ -234,6 +239,11 @@ impl NodeRefusal {
 
     /// Keeps the nearer of two misses.
     pub(crate) fn missed(&mut self, miss: NearestMiss) {
+        if let NearestMiss::Memory { requested, free, .. } = miss
+            && requested.0 <= free.0
+        {
+            self.check = CheckResult::Refused;
+        }
         if self.nearest.is_none_or(|other| miss.is_nearer_than(other)) {
             self.nearest = Some(miss);
         }
@@ -245,7 +255,10 @@ impl NearestMiss {
     #[must_use]
     pub fn is_nearer_than(self, other: NearestMiss) -> bool {
         match (other, self) {
-            (NearestMiss::Memory { free: old, .. }, NearestMiss::Memory { free, .. }) => free > old,
+            (
+                NearestMiss::Memory { free: old, really_free: old_really, .. },
+                NearestMiss::Memory { free, really_free, .. },
+            ) => really_free.unwrap_or(free) > old_really.unwrap_or(old),
             (NearestMiss::Cores { free: old, .. }, NearestMiss::Cores { free, .. }) => free > old,
             (NearestMiss::Count { fitting: old, .. }, NearestMiss::Count { fitting, .. }) => fitting > old,
             (NearestMiss::Devices { there: old, .. }, NearestMiss::Devices { there, .. }) => there > old,

@@ -3,6 +3,7 @@
 use super::score::{Fill, FillTerms};
 use model::claim::Claim;
 use model::placement::{GpuPolicy, NodePolicy, PlacementPreference, ScoreWeights};
+use model::realtime::CheckRules;
 
 /// The cluster's defaults, for pods that state no preference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub struct PlacementRules {
     pub gpu_policy: GpuPolicy,
     /// The weights of slots, SM time and memory.
     pub weights: ScoreWeights,
+    /// The real-time check.
+    pub check: CheckRules,
 }
 
 impl PlacementRules {
@@ -53,4 +56,22 @@ pub struct Placement {
     pub terms: FillTerms,
     /// How full the node is with this pod: the terms by the pod's weights.
     pub fill: Fill,
+    /// What the real-time check has found on the chosen GPUs.
+    pub check: CheckResult,
+}
+
+/// What the real-time check has found on one node for a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckResult {
+    /// Nothing: the check was not made, or the node does not fit for another reason.
+    #[default]
+    Unchecked,
+    /// The memory that the pod requests is really free.
+    Passed,
+    /// It is free as far as is known: of a chosen GPU only the claims, or only the memory of all processes together, is known.
+    Fallback,
+    /// On a chosen GPU less memory is really free than the pod requests, and the check only warns of it.
+    Warned,
+    /// The claims leave room on a GPU, and less memory is really free there than the pod requests.
+    Refused,
 }

@@ -28,11 +28,12 @@ pub(crate) fn gpu(n: u32) -> PlacementDevice {
         fitness: DeviceFitness::Fit,
         claimed: DeviceDemand::default(),
         proposed: DeviceDemand::default(),
+        beyond: BeyondClaims::UNKNOWN,
     }
 }
 
 fn node(devices: Vec<PlacementDevice>) -> PlacementNode {
-    PlacementNode { devices, links: Box::default() }
+    PlacementNode { devices, ..PlacementNode::default() }
 }
 
 fn taken(gib: u64, cores: u64, containers: u64) -> DeviceDemand {
@@ -60,6 +61,7 @@ pub(crate) fn pod(n: u32, requests: Vec<ContainerRequest>) -> PlacementRequest {
         preference: PlacementPreference::default(),
         priority: 0,
         gang: None,
+        realtime: None,
         prefers_nodes: false,
     }
 }
@@ -133,7 +135,10 @@ fn a_refusal_counts_gpus_and_names_the_nearest_miss() {
     let why = placed(&app(1, 8192, 0), &node(gpus)).unwrap_err();
     let asked = Some(MemoryRequest::Amount(Mib(8192)));
     let (requested, free, total) = (Bytes(8 * GIB), Bytes(6 * GIB), Bytes(80 * GIB));
-    assert_eq!(why.nearest, Some(NearestMiss::Memory { asked, requested, free, total, index: 0 }));
+    assert_eq!(
+        why.nearest,
+        Some(NearestMiss::Memory { asked, requested, free, really_free: Some(free), total, index: 0 })
+    );
     let why = placed(&app(4, 8192, 0), &node(vec![gpu(0), gpu(1)])).unwrap_err();
     assert_eq!(why.nearest, Some(NearestMiss::Devices { requested: 4, there: 2 }));
 }
@@ -197,7 +202,7 @@ fn a_topology_aware_pod_gets_the_gpus_with_the_best_links() {
     // Pairs 0-2 and 1-3 have NVLink, all others PCIe.
     let link = |one: u32, other: u32| if (one + 2) % 4 == other { 300 } else { 10 };
     let links: Box<[u32]> = (0..4).flat_map(|one| (0..4).map(move |other| link(one, other))).collect();
-    let mut node = PlacementNode { devices: (0..4).map(gpu).collect(), links };
+    let mut node = PlacementNode { devices: (0..4).map(gpu).collect(), links, ..PlacementNode::default() };
     let mut request = app(2, 1000, 10);
     request.preference.gpu_policy = Some(GpuPolicy { topology: true, ..GpuPolicy::default() });
     assert_eq!(chosen(&request, &node), ["GPU-0", "GPU-2"]);

@@ -265,6 +265,7 @@ pub(super) mod tests {
                 nvlink_rate: Reading::NOT_YET,
                 strangers: 0,
                 memory_used_now: Reading::NOT_YET,
+                listed_memory: Reading::NOT_YET,
                 unattributed_memory: Reading::Absent(Absence::MigEnabled),
                 unattributed_sm: Reading::NOT_YET,
                 last_xid: None,

@@ -43,8 +43,10 @@ impl Machine {
             healthy: gpu.healthy,
             memory_total: ReportedReading::Measured(gpu.memory.bytes(), None),
             memory_used: ReportedReading::UNKNOWN,
+            memory_listed: ReportedReading::UNKNOWN,
             memory_unattributed: ReportedReading::UNKNOWN,
             processes: if lists { ReportedReading::Measured(0, None) } else { ReportedReading::UNKNOWN },
+            ..ReportedGpu::default()
         };
         report.gpus = self.gpus.iter().map(|one| (one.uuid.clone(), gpu(one))).collect();
         let pod = |(uid, stage)| (uid, ReportedPod { stage, has_containers: false, uses: ReportedUses::default() });

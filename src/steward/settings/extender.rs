@@ -7,6 +7,7 @@ use decide::cluster::ClusterRules;
 use decide::election::ElectionTimes;
 use decide::placement::PlacementRules;
 use extender::settings::{ExtenderSettings, LeaseSettings};
+use model::realtime::CheckRules;
 use serve::log::LogFormat;
 use serve::log::level::Verbosity;
 use std::collections::BTreeMap;
@@ -110,6 +111,14 @@ impl Reader<'_> {
         }
     }
 
+    fn check_rules(&mut self) -> Option<CheckRules> {
+        let enabled = self.take("enable-realtime-check", value::switch);
+        let mode = self.take("realtime-check-mode", value::check_mode);
+        let margin = self.take("realtime-check-margin", value::margin);
+        let only_on = self.take("realtime-check-override", value::check_override);
+        Some(CheckRules { enabled: enabled?, mode: mode?, margin: margin?, only_on: only_on? })
+    }
+
     fn cluster_rules(&mut self) -> Option<ClusterRules> {
         let node_policy = self.take("node-scheduler-policy", value::node_policy);
         let gpu_policy = self.take("gpu-scheduler-policy", value::gpu_policy);
@@ -117,7 +126,9 @@ impl Reader<'_> {
         let node_choice = self.take("node-choice", value::node_choice);
         let answered_nodes = self.take("answered-nodes", value::answered_nodes);
         let score_step = self.take("score-step", value::score_step);
-        let placement = PlacementRules { node_policy: node_policy?, gpu_policy: gpu_policy?, weights: weights? };
+        let check = self.check_rules();
+        let placement =
+            PlacementRules { node_policy: node_policy?, gpu_policy: gpu_policy?, weights: weights?, check: check? };
         Some(ClusterRules {
             placement,
             node_choice: node_choice?,
@@ -134,6 +145,8 @@ mod tests {
     use super::*;
     use decide::cluster::{AnsweredNodes, NodeChoice};
     use model::placement::{GpuOrder, GpuPolicy, NodePolicy};
+    use model::realtime::CheckMode;
+    use model::unit::Bytes;
     use std::num::NonZeroUsize;
 
     fn defaults() -> BTreeMap<&'static str, RawValue> {
@@ -166,6 +179,30 @@ mod tests {
             [answered("auto"), answered("0"), answered("40")],
             [AnsweredNodes::Share, AnsweredNodes::All, forty]
         );
+    }
+
+    #[test]
+    fn the_rules_of_the_real_time_check_are_read() {
+        let rules = |words: &[(&'static str, &str)]| with(words).unwrap().rules.placement.check;
+        assert_eq!(rules(&[]), CheckRules::default());
+        let words = [
+            ("enable-realtime-check", "false"),
+            ("realtime-check-mode", "warning"),
+            ("realtime-check-margin", "1GiB"),
+            ("realtime-check-override", "only-on"),
+        ];
+        let expected = CheckRules { enabled: false, mode: CheckMode::Warning, margin: Bytes(1 << 30), only_on: true };
+        assert_eq!(rules(&words), expected);
+        for (name, text) in [
+            ("enable-realtime-check", "maybe"),
+            ("realtime-check-mode", "Strict"),
+            ("realtime-check-margin", "100"),
+            ("realtime-check-margin", "1025GiB"),
+            ("realtime-check-override", "never"),
+        ] {
+            let why = with(&[(name, text)]).unwrap_err();
+            assert!(why.contains(&format!("invalid value {text:?} for {name}")), "{why}");
+        }
     }
 
     #[test]

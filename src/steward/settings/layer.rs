@@ -113,11 +113,13 @@ impl RawSettings {
         };
         let path: Arc<Path> = path.into();
         // The values that the sources give a setting; the first value counts.
-        let given = |name: &str, variable: String| {
+        let given = |name: &str, variable: String, known_as: Option<&str>| {
             let flag = self.flags.get(name).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
-            let environment = self.environment.get(&variable);
             let environment =
-                environment.map(|text| RawValue { text: text.clone(), origin: Origin::Environment(variable) });
+                [Some(variable), known_as.map(str::to_owned)].into_iter().flatten().find_map(|variable| {
+                    let text = self.environment.get(&variable)?.clone();
+                    Some(RawValue { text, origin: Origin::Environment(variable) })
+                });
             let entry = entries.iter().find(|entry| entry.key == name);
             let from_file = entry.map(|entry| RawValue {
                 text: entry.text.clone(),
@@ -126,15 +128,29 @@ impl RawSettings {
             [flag, environment, from_file].into_iter().flatten()
         };
         let effective = |key: &'static Key| {
-            let set = given(key.name, key.variable()).next();
+            let set = given(key.name, key.variable(), key.known_as).next();
             (key.name, set.unwrap_or_else(|| key.default_value()))
         };
         let mut values = KEYS.iter().map(effective).collect();
-        let of =
-            |row: &'static Removed| given(row.name, row.variable()).map(move |given| IgnoredSetting { row, given });
+        let of = |row: &'static Removed| {
+            given(row.name, row.variable(), None).map(move |given| IgnoredSetting { row, given })
+        };
         let mut ignored: Vec<IgnoredSetting> = removed::settings().flat_map(of).collect();
         ignored.extend(removed::replace_values(&mut values));
         Layers { values, faults, ignored, complete }
+    }
+
+    /// The variables of other projects that do not count, because a flag or the variable with the prefix gives the setting another
+    /// value: a sentence about each.
+    pub(crate) fn overruled_variables(&self) -> Vec<String> {
+        let values = self.layer().values;
+        let overruled = |key: &'static Key| {
+            let (variable, effective) = (key.known_as?, values.get(key.name)?);
+            let text = self.environment.get(variable).filter(|text| **text != effective.text)?;
+            let (name, origin) = (key.name, &effective.origin);
+            Some(format!("{variable}={text:?} does not count: {name} is {:?} (from {origin})", effective.text))
+        };
+        KEYS.iter().filter_map(overruled).collect()
     }
 
     /// Environment variables that have the prefix but are not settings, each with the variable of the nearest
@@ -199,6 +215,35 @@ mod tests {
         ] {
             assert_eq!(values[name], RawValue { text: text.into(), origin }, "{name}");
         }
+    }
+
+    #[test]
+    fn a_variable_of_another_project_sets_a_setting_and_a_line_says_where_it_does_not_count() {
+        let raw = |flags: &[(&'static str, &str)], variables: &[(&str, &str)]| RawSettings {
+            flags: flags.iter().map(|(name, text)| (*name, (*text).to_owned())).collect(),
+            file: None,
+            environment: variables.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect(),
+        };
+        let hamis = [("HAMI_ENABLE_REALTIME_CHECK", "false"), ("HAMI_REALTIME_CHECK_MODE", "warning")];
+        let alone = raw(&[], &hamis);
+        let values = alone.layer().values;
+        let origin = |variable: &str| Origin::Environment(variable.into());
+        for (name, (variable, text)) in ["enable-realtime-check", "realtime-check-mode"].into_iter().zip(hamis) {
+            assert_eq!(values[name], RawValue { text: text.into(), origin: origin(variable) }, "{name}");
+        }
+        assert!(alone.overruled_variables().is_empty() && alone.unknown_variables().is_empty());
+        let own = ("GPU_STEWARD_REALTIME_CHECK_MODE", "strict");
+        let both = raw(&[("enable-realtime-check", "true")], &[hamis[0], hamis[1], own]);
+        assert_eq!(
+            both.overruled_variables(),
+            [
+                "HAMI_ENABLE_REALTIME_CHECK=\"false\" does not count: enable-realtime-check is \"true\" (from flag)",
+                "HAMI_REALTIME_CHECK_MODE=\"warning\" does not count: realtime-check-mode is \"strict\" (from \
+                 GPU_STEWARD_REALTIME_CHECK_MODE)",
+            ]
+        );
+        let same = raw(&[("enable-realtime-check", "false")], &hamis);
+        assert!(same.overruled_variables().is_empty(), "both say the same");
     }
 
     #[test]

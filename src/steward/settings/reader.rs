@@ -1,7 +1,7 @@
 //! Parses settings one by one and collects the mistakes. It also parses the settings that several commands read in
 //! the same way.
 
-use super::layer::{Problem, RawValue};
+use super::layer::{Origin, Problem, RawValue};
 use super::value::{self, Why};
 use serve::server::certificate::Tls;
 use std::collections::BTreeMap;
@@ -31,6 +31,16 @@ impl<'a> Reader<'a> {
                 None
             }
         }
+    }
+
+    /// The value of a setting that counts only where a source sets it; `Some(None)` where none does.
+    pub(super) fn take_set<T>(
+        &mut self,
+        name: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, Why>,
+    ) -> Option<Option<T>> {
+        let is_set = self.values.get(name).is_some_and(|value| value.origin != Origin::Default);
+        self.take(name, parse).map(|value| Some(value).filter(|_| is_set))
     }
 
     /// The values of two keys that must be given together.

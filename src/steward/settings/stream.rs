@@ -5,6 +5,7 @@ use super::reader::Reader;
 use super::value;
 use agent::settings::ReportSettings;
 use extender::settings::StreamSettings;
+use model::realtime::NodeCheck;
 
 impl Reader<'_> {
     /// How the agent reports to the extenders, if it does. Address, CA certificates and token must be given together.
@@ -12,9 +13,12 @@ impl Reader<'_> {
         let address = self.take("extender-address", |text| value::unless_none(text, value::host_port));
         let ca_file = self.take("extender-ca-file", |text| value::unless_none(text, value::path));
         let token_file = self.take("stream-token-file", |text| value::unless_none(text, value::path));
+        let enabled = self.take_set("enable-realtime-check", value::switch);
+        let mode = self.take_set("realtime-check-mode", value::check_mode);
+        let check = NodeCheck { enabled: enabled?, mode: mode? };
         match (address?, ca_file?, token_file?) {
             (Some(address), Some(ca_file), Some(token_file)) => {
-                Some(Some(ReportSettings { address, ca_file, token_file }))
+                Some(Some(ReportSettings { address, ca_file, token_file, check }))
             }
             (None, _, _) => Some(None),
             (Some(_), _, _) => {

@@ -18,6 +18,8 @@ pub(crate) struct Key {
     pub help: &'static str,
     /// Whether SIGHUP applies a new value from the file.
     pub live: bool,
+    /// Another environment variable of the setting, by which other projects know it. The variable with [`PREFIX`] overrides it.
+    pub known_as: Option<&'static str>,
     /// The commands that read the setting. The other commands refuse its flag. In the file, which all commands share,
     /// they ignore it.
     pub readers: &'static [Reader],
@@ -92,12 +94,17 @@ const fn key(
     (value, default): (&'static str, &'static str),
     help: &'static str,
 ) -> Key {
-    Key { name, group, value, default, help, live: false, readers: &[Reader::Agent] }
+    Key { name, group, value, default, help, live: false, known_as: None, readers: &[Reader::Agent] }
 }
 
 impl Key {
     const fn live(mut self) -> Key {
         self.live = true;
+        self
+    }
+
+    const fn known_as(mut self, variable: &'static str) -> Key {
+        self.known_as = Some(variable);
         self
     }
 
@@ -433,6 +440,38 @@ pub(crate) const KEYS: &[Key] = &[
         "Difference between the scores of neighbouring nodes in the extender's ranking; kube-scheduler multiplies \
          it by 10. With 121 the GPUs decide before kube-scheduler's own preferences; a smaller step gives those \
          preferences more weight",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "enable-realtime-check",
+        (SWITCH, "true"),
+        "Check a pod's request against the memory that is really in use; a pod's annotation hami.io/enable-realtime-check \
+         overrides it. On an agent it counts only where it is set: false then ends the check on the agent's node for every pod",
+    )
+    .known_as("HAMI_ENABLE_REALTIME_CHECK")
+    .read_by(BOTH),
+    key(
+        Scheduling,
+        "realtime-check-mode",
+        ("strict|warning|disabled", "strict"),
+        "What follows where less memory is really free than a pod requests: strict refuses the GPU, warning takes it only after all \
+         others, disabled ends the check for every pod. On an agent it counts only where it is set, for the agent's node",
+    )
+    .known_as("HAMI_REALTIME_CHECK_MODE")
+    .read_by(BOTH),
+    key(
+        Scheduling,
+        "realtime-check-margin",
+        ("SIZE", "100MiB"),
+        "Memory of processes outside all claims that does not count on a GPU; of more, this much counts in addition",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "realtime-check-override",
+        ("any|only-on", "any"),
+        "Whether a pod's annotation hami.io/enable-realtime-check counts always (any), or only if it switches the check on (only-on)",
     )
     .read_by(EXTENDER),
     key(

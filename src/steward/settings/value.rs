@@ -6,6 +6,7 @@ use decide::cluster::{AnsweredNodes, NodeChoice};
 use decide::labels::Labelling;
 use model::placement::{GpuPolicy, NodePolicy, ScoreWeights};
 use model::pod::{LabelKeys, MAX_LABEL_KEYS};
+use model::realtime::CheckMode;
 use model::unit::Bytes;
 use model::xid;
 use sources::names::CriSocket;
@@ -124,6 +125,26 @@ pub(crate) fn same_gpu_twice(text: &str) -> Result<bool, Why> {
 pub(crate) fn files_limit(text: &str) -> Result<Bytes, Why> {
     let limit = size(text)?;
     if (Bytes(4 << 20)..=Bytes(1 << 30)).contains(&limit) { Ok(limit) } else { Err("expected 4MiB to 1GiB".into()) }
+}
+
+/// The margin of the real-time check. A margin of 1 TiB is more than any GPU has.
+pub(crate) fn margin(text: &str) -> Result<Bytes, Why> {
+    let margin = size(text)?;
+    if margin <= Bytes(1 << 40) { Ok(margin) } else { Err("at most 1024GiB".into()) }
+}
+
+/// The mode of the real-time check.
+pub(crate) fn check_mode(text: &str) -> Result<CheckMode, Why> {
+    CheckMode::parse(text).ok_or_else(|| "expected strict, warning or disabled".into())
+}
+
+/// Whether pods may only switch the real-time check on.
+pub(crate) fn check_override(text: &str) -> Result<bool, Why> {
+    match text {
+        "any" => Ok(false),
+        "only-on" => Ok(true),
+        _ => Err("expected any or only-on".into()),
+    }
 }
 
 /// `64MiB`.

@@ -110,6 +110,7 @@ fn seen(gpu: Gpu, sample: GpuSample, list: Vec<GpuProcess>, holders: Vec<PodUid>
         nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         memory_used_now: Reading::NOT_YET,
+        listed_memory: read(Bytes(0)),
         unattributed_memory: read(Bytes(0)),
         unattributed_sm: read(Percent(0.0)),
         last_xid: None,

@@ -120,6 +120,9 @@ pub struct RefusedNodeJson {
     /// Why the node takes no new claims, if that is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,
+    /// Its GPUs whose claims leave room and that have too little memory that is really free, with who uses it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<String>,
 }
 
 impl ContainerRequestJson {

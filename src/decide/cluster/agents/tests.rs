@@ -23,7 +23,15 @@ fn later(ms: u64) -> Monotonic {
 fn gpu(processes: Option<u32>) -> ReportedGpu {
     let unknown = ReportedReading::UNKNOWN;
     let processes = processes.map_or(ReportedReading::UNKNOWN, |processes| ReportedReading::Measured(processes, None));
-    ReportedGpu { healthy: true, memory_total: unknown, memory_used: unknown, memory_unattributed: unknown, processes }
+    ReportedGpu {
+        healthy: true,
+        memory_total: unknown,
+        memory_used: unknown,
+        memory_listed: unknown,
+        memory_unattributed: unknown,
+        processes,
+        ..ReportedGpu::default()
+    }
 }
 
 /// A report of node 0, which has lists of the processes on two GPUs, and of these pods with their processes on the first one.
