@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   time backoff unit id        moments, amounts, names and identities
-//!   histogram           how long calls took
+//!   histogram           how long calls took, and how large amounts of memory were
 //!   reading             a value that was measured at a time, or the reason why there is none
 //!   reported_reading    a reading in an agent's report, with its age
 //!   sample_value        the number of a value in base units, for metrics and JSON
@@ -22,6 +22,7 @@
 //!   slot gpu_id         the numbered device ids that the kubelet counts and allocates; the device ids of other plugins
 //!   request registered  what a container requests, and how a percentage of memory is rounded; what a node offers
 //!   claim gpu_pod       the device shares of one pod, who wrote them, the order to bind it; a pod that requests GPUs
+//!   other_vendors       devices of other vendors, whose use is not read
 //!   realtime            whether a pod is checked against the memory that is really free
 //!   placement           which GPUs a pod accepts and prefers
 //!   file_stamp          one state of one file
@@ -77,6 +78,7 @@ pub mod registered;
 pub mod claim;
 pub mod gpu_pod;
 pub mod realtime;
+pub mod other_vendors;
 pub mod placement;
 pub mod lease;
 pub mod reported_reading;
