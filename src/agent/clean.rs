@@ -52,6 +52,7 @@ impl Ours {
         let requested = register && node.annotation(annotation_keys::HANDSHAKE).is_some();
         let rows = [
             (register, annotation_keys::REGISTER),
+            (node.annotated_by(annotation_keys::NODE_LINKS, ANNOTATOR), annotation_keys::NODE_LINKS),
             (requested || node.annotated_by(annotation_keys::HANDSHAKE, ANNOTATOR), annotation_keys::HANDSHAKE),
         ];
         let labels = labels::due(Labelling::Off, None, &present_labels(node), (false, annotation_keys::LABEL_PRESENT));

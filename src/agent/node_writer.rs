@@ -4,6 +4,7 @@
 //!   view ──GPUs──▶ register annotation ─┐
 //!   Node, read every 10 s ──────────────┴─▶ decide::announce ──▶ one PATCH, when it is due
 //!                         ├─ cordoned GPUs ──▶ the sharing task
+//!                         ├─ decide::link_scores ──▶ one PATCH, when the Node says something else
 //!                         └─ decide::labels ──▶ one PATCH, when the labels do not fit the GPUs
 //! ```
 
@@ -14,6 +15,7 @@ use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::ApiServer;
 use decide::announce::{AnnouncedState, AnnouncementWrite, Announcer, GpusGone, HandshakeRequest, next_read};
 use decide::labels::{self, Labelling};
+use decide::link_scores::link_scores;
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
 use model::reading::Absence;
@@ -60,7 +62,7 @@ impl Announcing {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut announce = Announcer::new(self.handshakes);
         let mut gpus_gone = GpusGone::after(self.quiet);
-        let (mut refused, mut label_failed) = (false, false);
+        let (mut refused, mut label_failed, mut links_failed) = (false, false, false);
         let mut cordon = Cordon::default();
         let work = async {
             loop {
@@ -83,6 +85,9 @@ impl Announcing {
                         } else {
                             self.write(&mut announce, &seen, &mut refused).await;
                             self.label(&seen, &mut label_failed).await;
+                            if known {
+                                self.connect(&seen, &mut links_failed).await;
+                            }
                         }
                     }
                     Err(error) => tracing::debug!(%error, "cannot read this node's Node"),
@@ -166,6 +171,33 @@ impl Announcing {
             }
             Err(error) if !std::mem::replace(label_failed, true) => {
                 tracing::warn!(%error, "cannot write labels on this node's Node: pods cannot select it by its GPUs");
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Writes how well the GPUs are connected, if the Node says something else. Retries at the next reading of the Node. It is a write
+    /// of its own: policies of an earlier release refuse it, and must not keep the register from being written.
+    async fn connect(&self, seen: &NodeObject, links_failed: &mut bool) {
+        let scores = link_scores(&self.view.borrow().gpus);
+        if scores.is_empty() {
+            return;
+        }
+        let text = wire::links::encode(&scores);
+        if seen.annotation(annotation_keys::NODE_LINKS) == Some(&text) {
+            return;
+        }
+        match self.api.annotate_node(&[(annotation_keys::NODE_LINKS, Some(&text))]).await {
+            Ok(()) => {
+                *links_failed = false;
+                tracing::info!(bytes = text.len(), "the connections between GPUs are written on this node's Node");
+            }
+            Err(error) if !std::mem::replace(links_failed, true) => {
+                tracing::warn!(
+                    %error,
+                    "cannot write {} on this node's Node: the GPU policy topology-aware does not know its connections",
+                    annotation_keys::NODE_LINKS
+                );
             }
             Err(_) => {}
         }

@@ -17,7 +17,7 @@
 //!   allocator call_wait cdi device_injection second_connection rival_ids settled_file
 //!                                                 the device plugin: which container gets which shares, and when
 //!   bind_phases sent_events eviction pod_writes   what is written on pods
-//!   announce labels guard                         what is written on the Node; whether the admission policies are in force
+//!   announce labels link_scores guard             what is written on the Node; whether the admission policies are in force
 //!   fixtures                                      for tests: a GPU and its view
 //! ```
 //!
@@ -67,4 +67,5 @@ pub mod eviction;
 pub mod pod_writes;
 pub mod announce;
 pub mod labels;
+pub mod link_scores;
 pub mod guard;

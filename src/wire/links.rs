@@ -15,6 +15,7 @@ use model::id::GpuUuid;
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 
 /// Largest score: HAMi's programs hold it in a signed integer.
 const MAX_SCORE: i64 = i32::MAX as i64;
@@ -66,6 +67,26 @@ pub fn decode(text: &str) -> Result<BTreeMap<(GpuUuid, GpuUuid), u32>, DecodeErr
     Ok(links)
 }
 
+/// Writes the scores, which have each pair in both orders: the GPUs and their peers in the order of their UUIDs.
+#[must_use]
+pub fn encode(scores: &BTreeMap<(GpuUuid, GpuUuid), u32>) -> String {
+    let mut text = "[".to_owned();
+    let mut last: Option<&GpuUuid> = None;
+    for ((one, other), score) in scores {
+        if last == Some(one) {
+            text.push(',');
+        } else {
+            text.push_str(if last.is_some() { "}}," } else { "" });
+            // Writing into a String does not fail. A UUID has no character that JSON escapes.
+            let _ = write!(text, "{{\"uuid\":\"{one}\",\"score\":{{");
+        }
+        let _ = write!(text, "\"{other}\":{score}");
+        last = Some(one);
+    }
+    text.push_str(if last.is_some() { "}}]" } else { "]" });
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +114,13 @@ mod tests {
         assert_eq!(links(&text), expected.into_iter().chain(rest).map(|(a, b, n)| row(a, b, n)).collect::<Vec<_>>());
         assert_eq!(links(&json!([{ "uuid": "GPU-a" }, { "uuid": "GPU-b", "score": null }])), []);
         assert_eq!(links(&json!([])), []);
+    }
+
+    #[test]
+    fn scores_are_written_as_hami_writes_them() {
+        let text = r#"[{"uuid":"GPU-a","score":{"GPU-b":310,"GPU-c":10}},{"uuid":"GPU-b","score":{"GPU-a":310}},{"uuid":"GPU-c","score":{"GPU-a":10}}]"#;
+        assert_eq!(encode(&decode(text).unwrap()), text);
+        assert_eq!(encode(&BTreeMap::new()), "[]");
     }
 
     #[test]
@@ -139,7 +167,10 @@ mod tests {
             }
             let text: Vec<Value> =
                 scores.into_iter().map(|(uuid, score)| json!({ "uuid": uuid, "score": score })).collect();
-            let found = links(&Value::from(text));
+            let text = Value::from(text);
+            let found = links(&text);
+            let decoded = decode(&text.to_string()).unwrap();
+            prop_assert_eq!(decode(&encode(&decoded)).unwrap(), decoded);
             prop_assert_eq!(found.len(), 2 * pairs.len());
             for ((one, other), score) in pairs {
                 let (one, other) = (format!("GPU-{one}"), format!("GPU-{other}"));

@@ -48,7 +48,6 @@ fn refused_on_own_node(node: &str) -> Vec<Refused> {
         (annotation("gpu-steward.io/guard-check-keys", "1"), "no account may write gpu-steward.io/guard-check-keys"),
         (annotation("gpu-steward.io/epoch", "9"), annotations),
         (annotation("hami.io/node-nvidia-assume", "{}"), annotations),
-        (annotation("hami.io/node-nvidia-score", "{}"), annotations),
         (annotation("hami.io/device-cordon", ""), annotations),
         (annotation("hami.io/mutex.lock", "2026-11-21T10:00:00Z,ml,train"), "may remove hami.io/mutex.lock"),
         (label("team", "a"), labels),
@@ -112,7 +111,7 @@ fn make_agent_writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, po
     let lock = format!("hami.io/mutex.lock=2026-11-21T10:00:00Z,{namespace},{pod}");
     let _ = admin.run(&["annotate", "--overwrite", "node", node, &lock]).ok();
     let annotations = json!({ "metadata": { "annotations": {
-        "hami.io/node-nvidia-register": "[]", "hami.io/node-handshake": "1763730000",
+        "hami.io/node-nvidia-register": "[]", "hami.io/node-nvidia-score": "[]", "hami.io/node-handshake": "1763730000",
     } } });
     let _ = thief.patch(&path, &annotations).ok();
     let at = "/metadata/annotations/hami.io~1mutex.lock";
@@ -134,7 +133,7 @@ fn make_agent_writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, po
         .patch(
             &path,
             &json!({ "metadata": { "annotations": {
-        "hami.io/node-nvidia-register": null, "hami.io/node-handshake": null,
+        "hami.io/node-nvidia-register": null, "hami.io/node-nvidia-score": null, "hami.io/node-handshake": null,
     } } }),
         )
         .ok();

@@ -27,7 +27,8 @@ feature discovery. No agent writes gpu-steward.io/guard-check-keys: see guard/ke
 {{- end }}
 
 {{- define "steward.agentNodeKeys" -}}
-['hami.io/node-nvidia-register', 'hami.io/node-handshake', 'hami.io/mutex.lock', 'gpu-steward.io/guard-check-keys']
+['hami.io/node-nvidia-register', 'hami.io/node-nvidia-score', 'hami.io/node-handshake', 'hami.io/mutex.lock',
+ 'gpu-steward.io/guard-check-keys']
 {{- end }}
 
 {{- define "steward.agentNodeLabels" -}}
