@@ -447,7 +447,8 @@ pub(crate) const KEYS: &[Key] = &[
         "enable-realtime-check",
         (SWITCH, "true"),
         "Check a pod's request against the memory that is really in use; a pod's annotation hami.io/enable-realtime-check \
-         overrides it. On an agent it counts only where it is set: false then ends the check on the agent's node for every pod",
+         overrides it. On an agent it counts only where it is set: false then ends the check on the agent's node for every pod. The variable \
+         HAMI_ENABLE_REALTIME_CHECK sets it too",
     )
     .known_as("HAMI_ENABLE_REALTIME_CHECK")
     .read_by(BOTH),
@@ -456,7 +457,8 @@ pub(crate) const KEYS: &[Key] = &[
         "realtime-check-mode",
         ("strict|warning|disabled", "strict"),
         "What follows where less memory is really free than a pod requests: strict refuses the GPU, warning takes it only after all \
-         others, disabled ends the check for every pod. On an agent it counts only where it is set, for the agent's node",
+         others, disabled ends the check for every pod. On an agent it counts only where it is set, for the agent's node. The \
+         variable HAMI_REALTIME_CHECK_MODE sets it too",
     )
     .known_as("HAMI_REALTIME_CHECK_MODE")
     .read_by(BOTH),
