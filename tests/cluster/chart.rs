@@ -161,7 +161,7 @@ mod tests {
         // A key of administrators, a key of another program, a key that is never written, a key of the Lease, which only the
         // extender's account may write, a key that no program reads, a key whose value cannot be known before it is written, and
         // the keys of users.
-        const FREE: [&str; 15] = [
+        const FREE: [&str; 16] = [
             "hami.io/device-cordon",
             "nvidia.com/gfd.timestamp",
             "gpu-steward.io/guard-check",
@@ -177,6 +177,7 @@ mod tests {
             "hami.io/node-scheduler-policy",
             "hami.io/gpu-scheduler-policy",
             "hami.io/device-scoring-weights",
+            "hami.io/enable-realtime-check",
         ];
         let guarded = text("charts/gpu-steward/templates/guard/_keys.tpl");
         let keys = annotation_keys();
