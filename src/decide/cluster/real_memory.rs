@@ -201,4 +201,6 @@ impl fmt::Display for FailedCheck {
 }
 
 #[cfg(test)]
+mod replay;
+#[cfg(test)]
 mod tests;

@@ -76,8 +76,9 @@ impl BeyondClaims {
         let sum = |of: &dyn Fn(ClaimedUse) -> u64| pods.clone().map(of).fold(0, u64::saturating_add);
         let known = pods.clone().all(|pod| pod.used.is_some());
         let Some(listed) = memory.listed.filter(|_| known) else {
-            let claimed = sum(&|pod| pod.claimed);
-            let taken = Bytes(used.0.saturating_sub(claimed));
+            let beyond = used.0.saturating_sub(sum(&|pod| pod.claimed));
+            // An idle MIG instance uses some MiB, and has room for a pod that requests all of it.
+            let taken = Bytes(if beyond > margin.0 { beyond } else { 0 });
             return BeyondClaims { taken, strangers: Bytes(0), basis: MemoryBasis::Sums };
         };
         let own = |pod: ClaimedUse| pod.used.unwrap_or(0);
@@ -139,6 +140,7 @@ mod tests {
             ("a stranger that has left", 1, 0, Some(2 * GIB), vec![], (0, Processes)),
             ("no list", 1, 12 * GIB, None, vec![pod(10 * GIB, 0)], (2 * GIB, Sums)),
             ("a process without its memory", 1, 12 * GIB, Some(12 * GIB), vec![unknown], (2 * GIB, Sums)),
+            ("an idle MIG instance", 1, 32 * MIB, None, vec![], (0, Sums)),
             ("used less than claimed", 1, 4 * GIB, None, vec![unknown], (0, Sums)),
         ] {
             assert_eq!(taken(factor, used, listed, &pods), expected, "{name}");

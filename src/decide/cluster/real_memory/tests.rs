@@ -15,13 +15,13 @@ use model::time::Monotonic;
 use model::unit::Mib;
 use std::time::Duration;
 
-const STREAM: StreamId = StreamId(1);
+pub(super) const STREAM: StreamId = StreamId(1);
 /// The memory of each GPU, in MiB.
 const WHOLE: u64 = 80 * 1024;
 /// No list of processes.
 const NONE: ReportedReading<Bytes> = ReportedReading::UNKNOWN;
 
-fn mib(mib: u64) -> ReportedReading<Bytes> {
+pub(super) fn mib(mib: u64) -> ReportedReading<Bytes> {
     ReportedReading::Measured(Mib(mib).bytes(), None)
 }
 
@@ -31,7 +31,7 @@ fn later(seconds: u64) -> Monotonic {
 
 /// A pod on GPU 0 of node 0: its claim, and what its processes use of it, in MiB.
 #[derive(Clone, Copy)]
-struct OnGpu {
+pub(super) struct OnGpu {
     claimed: Option<u64>,
     used: ReportedReading<Bytes>,
 }
@@ -50,7 +50,7 @@ fn uid(n: usize) -> PodUid {
 }
 
 /// What the agent of node 0 reports of GPU 0 and the pods on it.
-fn report(used: ReportedReading<Bytes>, listed: ReportedReading<Bytes>, pods: &[OnGpu]) -> AgentReport {
+pub(super) fn report(used: ReportedReading<Bytes>, listed: ReportedReading<Bytes>, pods: &[OnGpu]) -> AgentReport {
     let mut report = AgentReport { phase: AgentPhase::Serving, ..AgentReport::of(name(0)) };
     let gpu = ReportedGpu {
         healthy: true,
@@ -69,7 +69,7 @@ fn report(used: ReportedReading<Bytes>, listed: ReportedReading<Bytes>, pods: &[
     report
 }
 
-fn cluster_with(check: CheckRules, nodes: u32, capacity: u64) -> ClusterState {
+pub(super) fn cluster_with(check: CheckRules, nodes: u32, capacity: u64) -> ClusterState {
     let mut rules = ClusterRules::default();
     rules.placement.check = check;
     let mut cluster = ClusterState::new(rules);
@@ -105,7 +105,7 @@ fn asks(cluster: &mut ClusterState, mib: u64) -> FilterVerdict {
     cluster.filter(slice(1, mib), names(1), NOW)
 }
 
-fn mode(mode: CheckMode) -> CheckRules {
+pub(super) fn mode(mode: CheckMode) -> CheckRules {
     CheckRules { mode, ..CheckRules::default() }
 }
 
@@ -149,6 +149,7 @@ fn golden_cases() -> Vec<Case> {
         ),
         ("scaling 2", 2 * WHOLE, [mib(2048), mib(2048)], vec![], 2 * (WHOLE - 2148), true),
         ("no list", WHOLE, [mib(12_288), NONE], vec![claims(10_240, 9000)], WHOLE - 12_288, false),
+        ("no list, idle", WHOLE, [mib(32), NONE], vec![], WHOLE, false),
         ("no list, little used", WHOLE, [mib(1000), NONE], vec![claims(10_240, 1000)], WHOLE - 10_240, false),
         ("a process without its memory", WHOLE, [mib(12_288), mib(12_288)], vec![unknown], WHOLE - 12_288, false),
         ("no reading", WHOLE, [NONE, mib(12_288)], vec![claims(10_240, 9000)], WHOLE - 10_240, false),
