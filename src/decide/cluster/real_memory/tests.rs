@@ -171,7 +171,7 @@ fn what_a_report_leaves_of_a_gpu() {
         }
         let claimed: u64 = pods.iter().filter_map(|pod| pod.claimed).sum();
         let verdict = asks(&mut strict, left + 1);
-        let by_claims = left + 1 <= capacity - claimed;
+        let by_claims = left < capacity - claimed;
         assert_eq!((verdict.fit.len(), verdict.checks.refused), (0, u64::from(by_claims)), "{case}");
         assert_eq!(verdict.refused[0].why.to_string(), "CardInsufficientMemory", "{case}");
         let mut warning = asks(&mut check(mode(CheckMode::Warning)), left + 1);
