@@ -13,3 +13,4 @@ mod told_closings;
 mod readiness;
 mod freshness;
 mod forced_deletion;
+mod realtime;
