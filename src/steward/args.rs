@@ -158,6 +158,8 @@ pub(crate) fn command() -> clap::Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
+        // Operators append a flag to the arguments of a Deployment that has it already. No argument takes a list by repetition.
+        .args_override_self(true)
         .max_term_width(120)
         .subcommand(clap::Command::new(pprof::SUBCOMMAND).hide(true))
         .subcommand(with_settings(
@@ -398,6 +400,32 @@ mod tests {
         assert_eq!(raw.flags, expect.map(|(name, text)| (name, text.to_owned())).into());
     }
 
+    #[test]
+    fn of_a_flag_that_is_given_twice_the_last_one_counts() {
+        for (line, name, expected) in [
+            ("agent -v 2 --v=5", "v", "5"),
+            ("agent --v=5 -v 2", "v", "2"),
+            ("extender -v=4 --lease-name a --v=5", "v", "5"),
+            ("agent --standalone --standalone=false", "standalone", "false"),
+            ("agent --handshake=false --handshake", "handshake", "true"),
+            ("agent --registration=a --registration=b", "registration", "b"),
+            ("clean-node --all --all -v 0 -v 2", "v", "2"),
+        ] {
+            let raw = flags(&format!("gpu-steward {line}")).unwrap();
+            assert_eq!(raw.flags.get(name).map(String::as_str), Some(expected), "{line}");
+        }
+        for key in KEYS {
+            let start = if key.readers.contains(&Reader::Agent) { "agent" } else { "extender" };
+            let twice = format!("gpu-steward {start} --{0}=one --{0}=two", key.name);
+            if key.readers.contains(&Reader::Agent) || key.readers.contains(&Reader::Extender) {
+                assert_eq!(flags(&twice).unwrap().flags[key.name], "two", "{twice}");
+            }
+        }
+        let files = flags("gpu-steward extender --config /a --config /b").unwrap().file;
+        assert_eq!(files, Some(PathBuf::from("/b")));
+        assert!(flags("gpu-steward clean-node n1 n2").is_err(), "an argument without a name is no flag");
+    }
+
     /// The command that the line stands for, and the warning if it has an old form.
     fn operation(line: &str) -> Result<(String, Option<String>), clap::error::ErrorKind> {
         let (command, warning) = match read(line.split(' ').map(OsString::from)).map_err(|error| error.kind())? {
@@ -478,7 +506,6 @@ mod tests {
             ("gpu-steward print-config scheduler", ErrorKind::InvalidValue),
             ("gpu-steward agent --colour", ErrorKind::UnknownArgument),
             ("gpu-steward agent --period", ErrorKind::InvalidValue),
-            ("gpu-steward agent --period=1s --period=2s", ErrorKind::ArgumentConflict),
             ("gpu-steward print-config -o xml", ErrorKind::InvalidValue),
             ("gpu-steward usage --listen 127.0.0.1:0", ErrorKind::UnknownArgument),
         ] {
