@@ -60,7 +60,7 @@ fn a_register_that_is_too_large_or_has_odd_numbers_closes_its_node() {
         let annotations = json!({ "hami.io/node-nvidia-register": register });
         server.put("nodes", json!({ "metadata": { "name": "n1", "uid": "uid-n1", "annotations": annotations } }));
         let why = eventually(&format!("n1 closed with {shown}"), SOON, || refused(&extender, &asks));
-        assert_eq!(why, "NodeClosed", "{shown}");
+        assert_eq!(why, "NodeUnfitPod: NodeClosed", "{shown}");
         node(&server, "n1", 1);
         eventually(&format!("n1 open after {shown}"), SOON, || refused(&extender, &asks).is_none().then_some(()));
     }
@@ -111,7 +111,7 @@ fn a_pod_that_is_too_large_closes_its_node_until_it_is_gone() {
         let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
         server.put("pods", pod);
         let why = eventually(&format!("n1 closed by pod {place}"), SOON, || refused(&extender, &asks));
-        assert_eq!(why, "NodeClosed", "{place}");
+        assert_eq!(why, "NodeUnfitPod: NodeClosed", "{place}");
         server.remove("pods", "ml", &name);
         eventually(&format!("n1 open after pod {place}"), SOON, || refused(&extender, &asks).is_none().then_some(()));
     }

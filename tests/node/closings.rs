@@ -20,7 +20,7 @@ fn refused(extender: &Extender, pod: &Value) -> Option<String> {
 /// Waits until `n1` is closed, with an event on the Node, or open again.
 fn becomes_closed(server: &FakeApiServer, extender: &Extender, (asks, closed, words): (&Value, bool, &str)) {
     eventually(&format!("n1 closed: {closed}, {words}"), SOON, || {
-        (refused(extender, asks).as_deref() == closed.then_some("NodeClosed")).then_some(())
+        (refused(extender, asks).as_deref() == closed.then_some("NodeUnfitPod: NodeClosed")).then_some(())
     });
     let reason = if closed { "GPUsClosed" } else { "GPUsOpen" };
     eventually(&format!("an event {reason} with {words}"), SOON, || {
@@ -93,7 +93,7 @@ fn a_pod_that_holds_gpus_without_a_claim_closes_its_node_until_the_agent_names_t
     by_hand["metadata"]["annotations"]["gpu-steward.io/claim-version"] = "9".into();
     server.put("pods", by_hand.clone());
     eventually("the node to be closed", SOON, || {
-        (refused(&extender, &asks).as_deref() == Some("NodeClosed")).then_some(())
+        (refused(&extender, &asks).as_deref() == Some("NodeUnfitPod: NodeClosed")).then_some(())
     });
     by_hand["metadata"]["annotations"]["gpu-steward.io/claim-version"] = "9/1".into();
     server.put("pods", by_hand);

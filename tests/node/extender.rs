@@ -132,7 +132,7 @@ fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
     let (first, second) = (pod(&server, 1, 3000), pod(&server, 2, 90_000));
     let answer = extender.filter(&first, &["n1", "n2", "n3"]);
     assert_eq!((&answer["NodeNames"], &answer["Error"]), (&json!(["n1", "n2"]), &json!("")));
-    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "n3": "NodeUnregistered" }));
+    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "n3": "NodeUnfitPod: NodeUnregistered" }));
     let question = json!({ "Pod": first, "Nodes": null, "NodeNames": ["n1", "n2"] });
     let scores = extender.ask("prioritize", &question).json();
     assert_eq!(scores.as_array().unwrap().len(), 2, "{scores}");

@@ -80,7 +80,7 @@ fn nodes_that_fit_and_are_not_named_are_in_no_list_and_in_the_event() {
     let (names, asks) = (["n1", "n2", "n3", "n4"], pod(&server, 20, 1000));
     let answer = extender.filter(&asks, &names);
     assert_eq!((&answer["NodeNames"], &answer["FailedNodes"]), (&json!(["n1"]), &Value::Null));
-    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "n4": "NodeUnregistered" }));
+    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "n4": "NodeUnfitPod: NodeUnregistered" }));
     let note = "1 of 4 nodes are named, n1 best; 2 more nodes fit; 1 node refused";
     let told = || events(&server, "FilteringSucceed").into_iter().find(|told| told.starts_with(note));
     eventually("the event of the pod", SOON, told);

@@ -186,7 +186,7 @@ fn a_pod_that_volcano_has_bound_closes_its_node_until_the_agent_names_its_gpus()
         let answer = extender.filter(&asks, &["n1", "n2"]);
         (answer["NodeNames"] == json!(["n2"])).then(|| answer["FailedNodes"]["n1"].clone())
     });
-    assert_eq!(refused, "NodeClosed");
+    assert_eq!(refused, "NodeUnfitPod: NodeClosed");
     let note = eventually("the event on the Node", SOON, || events(&server, "GPUsClosed").pop());
     assert!(note.contains("the pod ml/train-1 ") && note.contains("it is not known which"), "{note}");
     // The agent names the GPU that the kubelet gave it.

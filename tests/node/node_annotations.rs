@@ -31,7 +31,7 @@ fn a_cordoned_gpu_gets_no_pod_and_a_cordon_that_cannot_be_read_closes_its_node()
     for (cordon, reason) in [
         ("GPU-n1-0, GPU-n1-1", Some("CardCordoned")),
         ("GPU-elsewhere", None),
-        ("GPU-n1-0,not a UUID", Some("NodeClosed")),
+        ("GPU-n1-0,not a UUID", Some("NodeUnfitPod: NodeClosed")),
         ("", None),
     ] {
         annotate(&server, "hami.io/device-cordon", cordon);

@@ -117,6 +117,18 @@ fn reasons(failed: &[&Value]) -> BTreeMap<String, String> {
     all.map(|(node, why)| (node.clone(), plain(why.as_str().unwrap()))).collect()
 }
 
+/// How the reasons compare, if no listed reason is needed.
+fn same_reasons(ours: &BTreeMap<String, String>, hamis: &BTreeMap<String, String>) -> Option<&'static str> {
+    let without = ours.iter().map(|(node, why)| (node.clone(), why.replace("NodeUnfitPod: ", "")));
+    if ours == hamis {
+        Some("same")
+    } else if without.collect::<BTreeMap<_, _>>() == *hamis {
+        Some("the same reasons, led by the code that HAMi's debugging guide has for them")
+    } else {
+        None
+    }
+}
+
 /// The claim in readable form: GPUs and amounts of each container.
 fn told(claim: &str) -> String {
     let share = |(gpu, memory, cores): &(String, u64, u64)| {
@@ -249,7 +261,7 @@ fn row(
     let (theirs, ours, why) = match (hamis, &fit[..]) {
         (None, []) => {
             let theirs = reasons(&[&case["failed"]]);
-            let same = (theirs == failed).then(|| "same".to_owned());
+            let same = same_reasons(&failed, &theirs).map(str::to_owned);
             (format!("{theirs:?}"), format!("{failed:?}"), because(same))
         }
         (None, fit) => {

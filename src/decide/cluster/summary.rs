@@ -50,7 +50,7 @@ impl fmt::Display for RefusalSummary {
         let many = |number: usize| if number == 1 { "" } else { "s" };
         write!(f, "{} node{} refused", self.nodes, many(self.nodes))?;
         for (number, (reason, nodes, gpus)) in self.reasons.iter().enumerate() {
-            let (before, code) = (if number == 0 { ": " } else { ", " }, reason.code());
+            let (before, code) = (if number == 0 { ": " } else { ", " }, reason.text());
             match gpus {
                 0 => write!(f, "{before}{code} on {nodes} node{}", many(*nodes))?,
                 gpus => write!(f, "{before}{code} on {gpus} GPU{} of {nodes} node{}", many(*gpus), many(*nodes))?,
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(
             summary.to_string(),
             "3 nodes refused: CardTimeSlicingExhausted on 2 GPUs of 2 nodes, CardInsufficientMemory on 2 GPUs of 2 nodes, \
-             NodeUnregistered on 1 node; requests 8192 MiB; most free is 6144 MiB on node-3 GPU 3"
+             NodeUnfitPod: NodeUnregistered on 1 node; requests 8192 MiB; most free is 6144 MiB on node-3 GPU 3"
         );
         assert_eq!(RefusalSummary::of(&[], &[]).to_string(), "0 nodes refused");
     }

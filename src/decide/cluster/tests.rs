@@ -98,7 +98,8 @@ fn the_filter_answers_every_node_that_fits_and_a_reason_for_each_other_one() {
     let verdict = cluster.filter(slice(1, 1000), names(5), NOW);
     assert_eq!(verdict.fit, [0, 1]);
     let why: Vec<(usize, String)> = verdict.refused.iter().map(|node| (node.place, node.why.to_string())).collect();
-    let expected = [(2, "NodeUnregistered"), (3, "NodeClosed"), (4, "NodeUnregistered")];
+    let unregistered = "NodeUnfitPod: NodeUnregistered";
+    let expected = [(2, unregistered), (3, "NodeUnfitPod: NodeClosed"), (4, unregistered)];
     assert_eq!(why, expected.map(|(place, why)| (place, why.to_owned())));
 }
 
@@ -316,7 +317,7 @@ fn a_claim_on_a_device_that_nobody_knows_closes_its_node_and_names_the_pod() {
     let unknown = |n: u32| Some(ClosedReason::UnknownDevice(other.uid.clone(), uuid(n)));
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), given(77))));
     assert_eq!(closed(&cluster), unknown(77));
-    assert_eq!(cluster.filter(slice(1, 1000), names(1), NOW).refused[0].why.to_string(), "NodeClosed");
+    assert_eq!(cluster.filter(slice(1, 1000), names(1), NOW).refused[0].why.to_string(), "NodeUnfitPod: NodeClosed");
     let changes = cluster.take_closings();
     let text = changes[0].closed.as_ref().unwrap().to_string();
     assert!(
@@ -441,7 +442,7 @@ fn a_node_that_comes_back_takes_no_pods_until_its_agent_has_registered_its_gpus(
     let again = NodeFacts { uid: ObjectUid::parse("uid-again").unwrap(), ..facts(0, 1) };
     cluster.node_is(&NodeFacts { register: Ok(Vec::new()), ..again.clone() });
     let verdict = cluster.filter(slice(1, 1000), names(1), NOW);
-    assert_eq!((verdict.fit.len(), verdict.refused[0].why.to_string()), (0, "NodeUnregistered".into()));
+    assert_eq!((verdict.fit.len(), verdict.refused[0].why.to_string()), (0, "NodeUnfitPod: NodeUnregistered".into()));
     cluster.node_is(&again);
     assert_eq!(cluster.filter(slice(1, 1000), names(1), NOW).fit, [0]);
     assert_eq!(claimed_mib(&cluster, &name(0)), 1000, "the pod that was there holds its GPU");

@@ -5,6 +5,10 @@ use model::request::MemoryRequest;
 use model::unit::{Bytes, CorePercent};
 use std::fmt;
 
+/// HAMi's documents have one code for a node that is not for this pod: its devices are not known, or are not of the kind that the pod
+/// accepts. It stands before the code that says which of these it is.
+const UNFIT: &str = "NodeUnfitPod: ";
+
 /// Why a GPU, or a whole node, cannot take a pod. The names are those of HAMi's table of reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -64,15 +68,22 @@ impl RefusalReason {
         RefusalReason::PodPlacedElsewhere,
     ];
 
-    /// The code, as HAMi's events and logs write it.
+    /// The code, without [`UNFIT`].
     #[must_use]
     pub fn code(self) -> &'static str {
+        self.text().trim_start_matches(UNFIT)
+    }
+
+    /// The code as answers, events and logs write it: HAMi's code where HAMi has one, after [`UNFIT`] if the node is not for this
+    /// pod, whatever is free there.
+    #[must_use]
+    pub fn text(self) -> &'static str {
         match self {
             RefusalReason::CardNotHealth => "CardNotHealth",
             RefusalReason::CardCordoned => "CardCordoned",
             RefusalReason::CardInUse => "CardInUse",
-            RefusalReason::CardTypeMismatch => "CardTypeMismatch",
-            RefusalReason::CardUuidMismatch => "CardUuidMismatch",
+            RefusalReason::CardTypeMismatch => "NodeUnfitPod: CardTypeMismatch",
+            RefusalReason::CardUuidMismatch => "NodeUnfitPod: CardUuidMismatch",
             RefusalReason::NumaNotFit => "NumaNotFit",
             RefusalReason::CardTimeSlicingExhausted => "CardTimeSlicingExhausted",
             RefusalReason::ExclusiveDeviceAllocateConflict => "ExclusiveDeviceAllocateConflict",
@@ -81,9 +92,9 @@ impl RefusalReason {
             RefusalReason::CardComputeUnitsExhausted => "CardComputeUnitsExhausted",
             RefusalReason::AllocatedCardsInsufficientRequest => "AllocatedCardsInsufficientRequest",
             RefusalReason::NodeInsufficientDevice => "NodeInsufficientDevice",
-            RefusalReason::NodeUnregistered => "NodeUnregistered",
-            RefusalReason::NodeClosed => "NodeClosed",
-            RefusalReason::PodPlacedElsewhere => "PodPlacedElsewhere",
+            RefusalReason::NodeUnregistered => "NodeUnfitPod: NodeUnregistered",
+            RefusalReason::NodeClosed => "NodeUnfitPod: NodeClosed",
+            RefusalReason::PodPlacedElsewhere => "NodeUnfitPod: PodPlacedElsewhere",
         }
     }
 
@@ -281,8 +292,26 @@ impl NearestMiss {
 /// The reasons without numbers, in alphabetical order, so that kube-scheduler can count nodes with the same text.
 impl fmt::Display for NodeRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut codes: Vec<&str> = self.reasons().map(|(reason, _)| reason.code()).collect();
+        let mut codes: Vec<&str> = self.reasons().map(|(reason, _)| reason.text()).collect();
         codes.sort_unstable();
         f.write_str(&codes.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_common_code_leads_the_reasons_for_which_the_node_is_not_for_the_pod() {
+        let led: Vec<&str> =
+            RefusalReason::ALL.into_iter().filter(|one| one.text() != one.code()).map(RefusalReason::code).collect();
+        let expected = ["CardTypeMismatch", "CardUuidMismatch", "NodeUnregistered", "NodeClosed", "PodPlacedElsewhere"];
+        assert_eq!(led, expected);
+        assert!(RefusalReason::ALL.iter().all(|one| one.text().ends_with(one.code()) && !one.code().contains(':')));
+        let mut mixed = NodeRefusal::of(3);
+        let reasons = [RefusalReason::CardTypeMismatch, RefusalReason::CardInsufficientMemory];
+        reasons.into_iter().for_each(|reason| mixed.count(reason));
+        assert_eq!(mixed.to_string(), "CardInsufficientMemory, NodeUnfitPod: CardTypeMismatch");
     }
 }

@@ -98,11 +98,19 @@ fn each_test_that_fails_has_its_reason() {
         (app(1, 1000, 10), with(&|gpu| gpu.fitness = DeviceFitness::Unhealthy), "CardNotHealth"),
         (app(1, 1000, 10), with(&|gpu| gpu.fitness = DeviceFitness::Cordoned), "CardCordoned"),
         (app(1, 1000, 10), with(&|gpu| gpu.fitness = DeviceFitness::InUse), "CardInUse"),
-        (select(&|selection| selection.use_types = vec!["a100".into()]), with(&|_| {}), "CardTypeMismatch"),
-        (select(&|selection| selection.avoid_types = vec!["h100".into()]), with(&|_| {}), "CardTypeMismatch"),
-        (select(&|selection| selection.modes = Some("mig".into())), with(&|_| {}), "CardTypeMismatch"),
-        (select(&|selection| selection.use_uuids = vec![uuid(9)]), with(&|_| {}), "CardUuidMismatch"),
-        (select(&|selection| selection.avoid_uuids = vec![uuid(0)]), with(&|_| {}), "CardUuidMismatch"),
+        (
+            select(&|selection| selection.use_types = vec!["a100".into()]),
+            with(&|_| {}),
+            "NodeUnfitPod: CardTypeMismatch",
+        ),
+        (
+            select(&|selection| selection.avoid_types = vec!["h100".into()]),
+            with(&|_| {}),
+            "NodeUnfitPod: CardTypeMismatch",
+        ),
+        (select(&|selection| selection.modes = Some("mig".into())), with(&|_| {}), "NodeUnfitPod: CardTypeMismatch"),
+        (select(&|selection| selection.use_uuids = vec![uuid(9)]), with(&|_| {}), "NodeUnfitPod: CardUuidMismatch"),
+        (select(&|selection| selection.avoid_uuids = vec![uuid(0)]), with(&|_| {}), "NodeUnfitPod: CardUuidMismatch"),
         (app(1, 1000, 10), with(&|gpu| gpu.claimed = taken(1, 0, 10)), "CardTimeSlicingExhausted"),
         (mutex, with(&|gpu| gpu.claimed = taken(1, 0, 1)), "ExclusiveDeviceAllocateConflict"),
         (app(1, 80 * 1024, 10), with(&|gpu| gpu.claimed = taken(1, 0, 1)), "CardInsufficientMemory"),
@@ -284,7 +292,8 @@ fn mig_instances_are_devices_of_their_own() {
     request.selection.modes = Some("mig".into());
     assert_eq!(chosen(&request, &node), ["MIG-0", "MIG-1"]);
     request.selection.modes = Some("hami-core".into());
-    assert_eq!(placed(&request, &node).unwrap_err().to_string(), "AllocatedCardsInsufficientRequest, CardTypeMismatch");
+    let why = placed(&request, &node).unwrap_err().to_string();
+    assert_eq!(why, "AllocatedCardsInsufficientRequest, NodeUnfitPod: CardTypeMismatch");
     request.selection = GpuSelection { use_types: vec!["1g.10gb".into()], ..GpuSelection::default() };
     assert_eq!(chosen(&request, &node), ["MIG-0", "MIG-1"]);
     request.requests[0].slots = 4;

@@ -59,7 +59,7 @@ fn an_agent_opens_its_node_when_it_is_registered_and_leaves_when_no_bound_pod_ha
     });
     let why = eventually("a node that is closed", SOON, || {
         let why = extender.fits(&first, NODE).err()?;
-        (why["FailedNodes"][NODE] == "NodeClosed").then_some(why)
+        (why["FailedNodes"][NODE] == "NodeUnfitPod: NodeClosed").then_some(why)
     });
     println!("before the registration: {why}");
     let kubelet = Kubelet::registers(&root);

@@ -231,7 +231,7 @@ fn reports_are_evidence_of_starts_and_ends_and_a_closed_stream_stops_binds() {
     stream.send(full("n1", Phase::Starting, &[]));
     let message = stream.hear().unwrap();
     assert!(message.closed.contains("not registered with the kubelet"), "{message:?}");
-    assert_eq!(extender.fits(&first, "n1").unwrap_err()["FailedNodes"]["n1"], "NodeClosed");
+    assert_eq!(extender.fits(&first, "n1").unwrap_err()["FailedNodes"]["n1"], "NodeUnfitPod: NodeClosed");
     stream.send(change("n1", Phase::Serving, &[], &[]));
     stream.hear_until("an open node", |message| message.closed.is_empty());
     assert_eq!(extender.fits(&first, "n1"), Ok(()));
@@ -257,7 +257,7 @@ fn reports_are_evidence_of_starts_and_ends_and_a_closed_stream_stops_binds() {
     // The agent ends without a message.
     drop(stream);
     let closed = eventually("a closed node", SOON, || extender.fits(&second, "n1").err());
-    assert_eq!(closed["FailedNodes"]["n1"], "NodeClosed");
+    assert_eq!(closed["FailedNodes"]["n1"], "NodeUnfitPod: NodeClosed");
     let why = extender.bind(&second, "n1");
     assert!(why.contains("must be scheduled again"), "{why}");
     // A new pod of the DaemonSet on the same node.

@@ -85,7 +85,7 @@ fn a_stream_that_is_not_back_in_two_seconds_closes_its_node_until_it_is_back() {
     cluster.agents_at(later(2000));
     assert_eq!(closed(&cluster), Some(ClosedReason::AgentAway));
     let verdict = cluster.filter(slice(1, 1000), names(1), later(2000));
-    assert_eq!(verdict.refused[0].why.to_string(), "NodeClosed");
+    assert_eq!(verdict.refused[0].why.to_string(), "NodeUnfitPod: NodeClosed");
     let back = StreamId(2);
     cluster.agent_reports(back, report(AgentPhase::Serving, &[]), later(5000)).unwrap();
     assert_eq!(closed(&cluster), None);
