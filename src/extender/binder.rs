@@ -13,6 +13,7 @@ use super::events::{PodEventReason, PodEvents};
 use super::leadership::Leadership;
 use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
+use super::pod_steps;
 use super::watch_health::{WatchHealth, blind};
 use apiserver::client::{ApiClient, ReadAge};
 use decide::cluster::{
@@ -92,15 +93,11 @@ impl Binder {
         }
         let until = Instant::now() + ANSWER_WITHIN;
         if let Some(why) = self.is_too_large_now(uid, pod, until).await {
-            self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
-            return Err(why.into());
+            return Err(self.not_begun(args, why));
         }
         let mut result = match self.begin(uid, node) {
             Ok(result) => result,
-            Err(why) => {
-                self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
-                return Err(why.into());
-            }
+            Err(why) => return Err(self.not_begun(args, why)),
         };
         let known = timeout_at(until, result.wait_for(Option::is_some)).await;
         match known {
@@ -144,6 +141,7 @@ impl Binder {
         if let Some(result) = orders.get(uid) {
             return Ok(result.clone());
         }
+        pod_steps::log(&order.pod, format_args!("bind: reserved on {node}: {}", sentence(&order.claim)));
         let (sender, receiver) = watch::channel(None);
         orders.insert(uid.clone(), receiver.clone());
         let (binder, open) = (Arc::clone(self), self.leadership.binding_begins());
@@ -163,19 +161,32 @@ impl Binder {
         Ok(receiver)
     }
 
+    /// No order was made for the pod: a log line with the reason of the event, and the event.
+    fn not_begun(&self, args: &ExtenderBindingArgs, why: String) -> Arc<str> {
+        let ExtenderBindingArgs { uid, pod, node } = args;
+        let reason = PodEventReason::BindingFailed;
+        tracing::debug!(%pod, %node, "{}: cannot bind {pod} to {node}: {why}", reason.word());
+        self.events.send(uid, pod, reason, why.clone());
+        why.into()
+    }
+
+    /// The binding of a pod was not written.
+    fn failed(&self, order: &BindOrder, why: &str) {
+        let (BindOrder { uid, pod, node, .. }, reason) = (order, PodEventReason::BindingFailed);
+        tracing::warn!(%pod, %node, why, "{}: cannot bind {pod} to {node}: {why}", reason.word());
+        self.events.send(uid, pod, reason, format!("not bound to {node}: {why}"));
+    }
+
     fn ended(&self, order: &BindOrder, result: &BindResult) {
         self.orders.lock().remove(&order.uid);
         let BindOrder { uid, pod, node, claim, .. } = order;
         match result {
             Ok(()) => {
-                let shares = sentence(claim);
-                tracing::info!(%pod, %node, "bound {pod} to {node}: {shares}");
-                self.events.send(uid, pod, PodEventReason::BindingSucceed, format!("bound to {node}: {shares}"));
+                let (shares, reason) = (sentence(claim), PodEventReason::BindingSucceed);
+                tracing::info!(%pod, %node, "{}: bound {pod} to {node}: {shares}", reason.word());
+                self.events.send(uid, pod, reason, format!("bound to {node}: {shares}"));
             }
-            Err(why) => {
-                tracing::warn!(%pod, %node, why = &**why, "cannot bind {pod} to {node}: {why}");
-                self.events.send(uid, pod, PodEventReason::BindingFailed, format!("not bound to {node}: {why}"));
-            }
+            Err(why) => self.failed(order, why),
         }
     }
 
@@ -184,24 +195,18 @@ impl Binder {
     /// kube-scheduler itself had written both bindings.
     async fn bind_plain(&self, args: &ExtenderBindingArgs, version: Option<u64>) -> Result<(), Arc<str>> {
         let ExtenderBindingArgs { uid, pod, node } = args.clone();
-        let order = BindOrder {
-            uid: uid.clone(),
-            pod: pod.clone(),
-            node: node.clone(),
-            claim: Claim::default(),
-            epoch: 0,
-            version,
-        };
-        let written =
-            timeout_at(Instant::now() + ANSWER_WITHIN, self.carry_out(OrderStages::without_gpus(order))).await;
+        let (pod, node) = (&pod, &node);
+        let order = BindOrder { uid, pod: pod.clone(), node: node.clone(), claim: Claim::default(), epoch: 0, version };
+        let stages = OrderStages::without_gpus(order.clone());
+        let written = timeout_at(Instant::now() + ANSWER_WITHIN, self.carry_out(stages)).await;
         let written = written.unwrap_or_else(|_| Some(Err("the API server has not answered yet".into())));
         let bound = written.unwrap_or_else(|| Err("this extender is no longer the leader".into()));
         match &bound {
-            Ok(()) => tracing::info!(%pod, %node, "bound {pod} to {node}: it requests no GPU"),
-            Err(why) => {
-                tracing::warn!(%pod, %node, why = &**why, "cannot bind {pod} to {node}: {why}");
-                self.events.send(&uid, &pod, PodEventReason::BindingFailed, format!("not bound to {node}: {why}"));
+            Ok(()) => {
+                let word = PodEventReason::BindingSucceed.word();
+                tracing::info!(%pod, %node, "{word}: bound {pod} to {node}: it requests no GPU");
             }
+            Err(why) => self.failed(&order, why),
         }
         bound
     }
@@ -213,16 +218,20 @@ impl Binder {
             let may_write = self.leadership.decides() && !self.stop.is_cancelled();
             match self.cluster.next_step(&mut stages, may_write) {
                 BindStep::Post(order) => {
+                    pod_steps::log(&pod, format_args!("bind: the binding to {node} is written at the API server"));
                     let answer = self.post(&order).await;
+                    pod_steps::log(&pod, format_args!("bind: {}", told(&answer)));
                     stages.posted(clock::monotonic(), answer);
                 }
                 BindStep::Fence(version) => {
+                    pod_steps::log(&pod, format_args!("bind: earlier bindings are made void (version {version})"));
                     let mark = (FENCE, &*version.to_string());
                     if let Err(error) = self.client.mark_pod(&uid, &pod, mark).await {
                         tracing::debug!(%pod, %error, "an earlier binding cannot be made void yet: {error}");
                     }
                 }
                 BindStep::Read => {
+                    pod_steps::log(&pod, format_args!("bind: the pod is read, to see whether it is bound"));
                     let answer = self.look(&uid, &pod).await;
                     stages.read(clock::monotonic(), &answer);
                 }
@@ -341,6 +350,18 @@ impl Binder {
         }
         drop(orders);
         self.leadership.etcd_was_restored();
+    }
+}
+
+/// The API server's answer to a Binding, for people.
+fn told(answer: &PostAnswer) -> String {
+    match answer {
+        PostAnswer::Bound => "the API server has bound the pod".to_owned(),
+        PostAnswer::Unwritable(why) => format!("nothing was sent: {why}"),
+        PostAnswer::TermOver => "nothing was sent: this extender no longer leads".to_owned(),
+        PostAnswer::TermEnded => "this extender's term ended before the API server answered".to_owned(),
+        PostAnswer::Refused(code, why) => format!("the API server has refused the binding with {code}: {why}"),
+        PostAnswer::NoAnswer(why) => format!("the API server has not answered: {why}"),
     }
 }
 

@@ -40,7 +40,8 @@ pub(super) enum PodEventReason {
 }
 
 impl PodEventReason {
-    fn word(self) -> &'static str {
+    /// The reason, as events and log lines have it.
+    pub(super) fn word(self) -> &'static str {
         match self {
             PodEventReason::FilteringFailed => "FilteringFailed",
             PodEventReason::FilteringSucceed => "FilteringSucceed",

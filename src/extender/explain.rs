@@ -2,7 +2,8 @@
 //! becomes text only when it is requested.
 
 use decide::cluster::{ExplainedScore, FilterVerdict, RefusalSummary, RefusedNode, Scoring};
-use decide::placement::{CheckResult, NodeRefusal, ScoreTerm};
+use decide::placement::{CheckResult, NearestMiss, NodeRefusal, ScoreTerm};
+use model::id::PodRef;
 use model::placement::NodePolicy;
 use model::request::ContainerRequest;
 use std::fmt::Write;
@@ -170,6 +171,25 @@ impl Explained {
     }
 }
 
+/// The log line of a node that does not fit a pod, in the words of HAMi's debugging guide: its reasons, and what was missing on the
+/// GPU that came nearest.
+pub(super) fn filtered_out(node: &str, why: &NodeRefusal, pod: &PodRef) -> String {
+    let missing = match why.nearest {
+        None => String::new(),
+        Some(NearestMiss::Memory { requested, free, really_free, .. }) => {
+            let available = really_free.map_or(free.0, |really| really.0.min(free.0));
+            format!(", requested {}Mi but available {}Mi", requested.0.div_ceil(1 << 20), available >> 20)
+        }
+        Some(NearestMiss::Cores { requested, free, .. }) => {
+            format!(", requested {} % of SM time but available {} %", requested.0, free.0)
+        }
+        Some(NearestMiss::Count { requested, fitting: there } | NearestMiss::Devices { requested, there }) => {
+            format!(", requested {requested} GPUs but available {there}")
+        }
+    };
+    format!("Node {node} filtered out: {why}{missing}; pod {pod}")
+}
+
 /// The text of each set of reasons, so that kube-scheduler can count nodes with the same one.
 #[derive(Debug)]
 pub(super) struct ReasonTexts {
@@ -208,8 +228,9 @@ impl ReasonTexts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use decide::placement::FillTerms;
+    use decide::placement::{FillTerms, RefusalReason};
     use model::placement::ScoreWeights;
+    use model::unit::{Bytes, CorePercent};
 
     fn verdict(fills: &[u64]) -> FilterVerdict {
         let terms = |fill: &u64| FillTerms { slots: *fill, cores: 0, memory: 500_000 };
@@ -238,6 +259,40 @@ mod tests {
         let (verdict, names) = (verdict(&[5, 9, 9, 0, 7]), ["a", "c", "b", "d", "e"]);
         let best = |most| best(&verdict, &names, most).iter().map(|score| score.node).collect::<String>();
         assert_eq!((&*best(usize::MAX), &*best(3), &*best(1), &*best(5)), ("bcead", "bce", "b", "bcead"));
+    }
+
+    #[test]
+    fn the_line_of_a_refused_node_says_what_was_asked_for_and_what_there_is() {
+        let pod = PodRef { namespace: "ml".into(), name: "train-0".into() };
+        let (mib, closed) = (|amount: u64| Bytes(amount << 20), NodeRefusal::whole(RefusalReason::NodeClosed));
+        let line = |nearest| {
+            let mut why = closed.clone();
+            why.nearest = nearest;
+            filtered_out("n1", &why, &pod)
+        };
+        let memory = |really_free| NearestMiss::Memory {
+            asked: None,
+            requested: mib(8192),
+            free: mib(4096),
+            really_free,
+            total: mib(81_920),
+            index: 0,
+        };
+        for (nearest, expected) in [
+            (None, ""),
+            (Some(memory(None)), ", requested 8192Mi but available 4096Mi"),
+            (Some(memory(Some(mib(100)))), ", requested 8192Mi but available 100Mi"),
+            (Some(memory(Some(mib(9000)))), ", requested 8192Mi but available 4096Mi"),
+            (
+                Some(NearestMiss::Cores { requested: CorePercent(50), free: CorePercent(20), index: 1 }),
+                ", requested 50 % of SM time but available 20 %",
+            ),
+            (Some(NearestMiss::Count { requested: 4, fitting: 2 }), ", requested 4 GPUs but available 2"),
+            (Some(NearestMiss::Devices { requested: 8, there: 4 }), ", requested 8 GPUs but available 4"),
+        ] {
+            let expected = format!("Node n1 filtered out: NodeUnfitPod: NodeClosed{expected}; pod ml/train-0");
+            assert_eq!(line(nearest), expected);
+        }
     }
 
     #[test]

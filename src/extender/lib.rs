@@ -18,7 +18,7 @@
 //!   verbs port proxy plain_pods   kube-scheduler's calls; forwarded to the leader if another process leads
 //!   binder eviction               writes bindings and evictions at the API server
 //!   events closings closing_pace  events on pods and Nodes, and how often
-//!   decisions explain             the last decisions, for /api/v1/decisions
+//!   decisions explain pod_steps   the last decisions, for /api/v1/decisions; the texts of decisions; one pod's lines in the log
 //!   realtime                      what the real-time check of memory finds, for the log and the metrics
 //!   streams stream_port agent_streams stream_limit stream_counts
 //!                                 the agents' streams
@@ -38,6 +38,7 @@ pub mod settings;
 mod planted;
 mod plain_pods;
 mod deferred_pods;
+mod pod_steps;
 mod locked_cluster;
 mod leadership;
 mod own_mark;

@@ -9,6 +9,7 @@
 use super::deferred_pods::DeferredPods;
 use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
+use super::pod_steps;
 use super::realtime::{self, RealtimeFindings};
 use decide::cluster::{
     self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FailedCheck, FilterVerdict,
@@ -148,9 +149,7 @@ impl LockedCluster {
         self.size_is(pod);
         let shown = self.shown(pod);
         let mut cluster = self.cluster.lock();
-        if pod.node.is_some() {
-            self.unshown.lock().remove(&pod.uid);
-        }
+        let written_here = pod.node.is_some() && self.unshown.lock().remove(&pod.uid).is_some();
         let has_place = take_over(&mut cluster, pod, shown);
         let waits = pod.node.is_none() && pod.deleted_at.is_none() && !pod.ended();
         let nominated = pod.nominated.as_ref().filter(|_| waits);
@@ -159,6 +158,11 @@ impl LockedCluster {
         match has_place {
             true => deferred.remove(&pod.uid),
             false => deferred.add(pod),
+        }
+        drop(deferred);
+        drop(cluster);
+        if let Some(node) = pod.node.as_ref().filter(|_| written_here) {
+            pod_steps::log(&pod.name, format_args!("the pod watch shows it bound to {node}"));
         }
     }
 

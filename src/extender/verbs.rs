@@ -7,6 +7,7 @@ use super::events::{PodEventReason, PodEvents};
 use super::explain::{self, FilterDetail, KeptRefusal, NodeScore, ReasonTexts};
 use super::locked_cluster::LockedCluster;
 use super::measures::Measures;
+use super::pod_steps;
 use super::realtime;
 use decide::cluster::{FilterVerdict, PreemptVerdict, RefusalSummary, RefusedNode};
 use decide::placement::{CheckResult, RefusalReason};
@@ -18,6 +19,9 @@ use wire::api::decisions::DecisionVerb;
 use wire::extender::{self, ExtenderArgs, ExtenderPreemptionArgs, FailedNode, NodeVictims};
 use wire::{misspelt_key, placement};
 
+/// Refused nodes of one call of which `-v 4` shows a line each; the others are counted. They are enough to find the kinds of reasons,
+/// and at 100 calls a second they are as many lines as the log takes.
+const LOGGED: usize = 100;
 /// Why a pod with gates has no node.
 const GATED: &str = "the pod has scheduling gates: no GPU is kept for it before they are removed";
 
@@ -60,6 +64,7 @@ impl Verbs {
         let request = match self.asked(&pod) {
             Asked::Nothing => {
                 self.cluster.plain_pod_is_filtered(&pod);
+                pod_steps::log(&pod.name, format_args!("filter: it requests no GPU, so every node fits"));
                 let all: Vec<usize> = (0..nodes.len()).collect();
                 return Ok(extender::encode_filter(&nodes, &all, &[]));
             }
@@ -69,13 +74,14 @@ impl Verbs {
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.measures.refused_pod();
                 let text = joined(std::iter::once(why.clone()).chain(Verbs::misspelt_keys(&pod)));
-                self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, text.clone());
+                self.tell(&pod, PodEventReason::FilteringFailed, &text);
                 self.record(&pod, DecisionVerb::Filter, (text, None));
                 return Ok(extender::encode_filter(&nodes, &[], &failed));
             }
             Asked::Gpus(request) => *request,
         };
         let names: Vec<&str> = nodes.names().collect();
+        pod_steps::log(&pod.name, format_args!("filter: kube-scheduler asks about {} nodes", names.len()));
         let asked = request.clone();
         let verdict = self.cluster.filter(request, pod.nominated.as_ref(), &names);
         let reasons = ReasonTexts::of(&verdict.refused);
@@ -94,12 +100,7 @@ impl Verbs {
     /// Events, log lines and the record of a filter decision.
     fn filtered(&self, pod: &Pod, names: &[&str], verdict: &FilterVerdict, asked: PlacementRequest) {
         let name = |place: usize| names.get(place).copied().unwrap_or_default();
-        if tracing::enabled!(tracing::Level::TRACE) {
-            for node in &verdict.refused {
-                let (node, why) = (name(node.place), RefusalSummary::of(std::slice::from_ref(node), names));
-                tracing::trace!(pod = %pod.name, node, "filtered out node {node} for pod {}: {why}", pod.name);
-            }
-        }
+        Verbs::log_refused(pod, names, &verdict.refused);
         let shown = if tracing::enabled!(tracing::Level::DEBUG) { usize::MAX } else { NODES };
         let scores = explain::best(verdict, names, shown);
         if tracing::enabled!(tracing::Level::DEBUG) {
@@ -113,12 +114,7 @@ impl Verbs {
         self.measures.checked(&verdict.checks);
         let failed = self.failed_checks(pod, names, verdict, &asked);
         let (reason, text) = self.decided(pod, names, verdict, (&asked, &summary));
-        if reason == PodEventReason::FilteringFailed {
-            tracing::debug!(pod = %pod.name, "pod {}: {text}", pod.name);
-        } else {
-            tracing::trace!(pod = %pod.name, "pod {}: {text}", pod.name);
-        }
-        self.events.send(&pod.uid, &pod.name, reason, text.clone());
+        self.tell(pod, reason, &text);
         let closed = |node: &RefusedNode| {
             let is_closed = node.why.reasons().any(|(reason, _)| reason == RefusalReason::NodeClosed);
             is_closed.then(|| self.cluster.closed(name(node.place))).flatten()
@@ -136,6 +132,8 @@ impl Verbs {
             refused: refused.collect(),
             proposed: verdict.proposed.map(|place| name(place).into()),
         };
+        let expected = detail.proposed.as_deref().unwrap_or("no node");
+        pod_steps::log(&pod.name, format_args!("filter: answered; the pod is expected on {expected}"));
         self.record(pod, DecisionVerb::Filter, (text, Some(Box::new(detail))));
     }
 
@@ -172,6 +170,31 @@ impl Verbs {
         sentences
     }
 
+    /// A line for each of the refused nodes, at `-v 4`.
+    fn log_refused(pod: &Pod, names: &[&str], refused: &[RefusedNode]) {
+        if !tracing::enabled!(tracing::Level::TRACE) {
+            return;
+        }
+        for refusal in refused.iter().take(LOGGED) {
+            let node = names.get(refusal.place).copied().unwrap_or_default();
+            tracing::trace!(pod = %pod.name, node, "{}", explain::filtered_out(node, &refusal.why, &pod.name));
+        }
+        let more = refused.len().saturating_sub(LOGGED);
+        if more > 0 {
+            tracing::trace!(pod = %pod.name, "{more} more nodes filtered out; pod {}", pod.name);
+        }
+    }
+
+    /// A log line and an event of a filter decision. The line has the reason of the event, so that a search for it finds both.
+    fn tell(&self, pod: &Pod, reason: PodEventReason, text: &str) {
+        let (word, name) = (reason.word(), &pod.name);
+        match reason {
+            PodEventReason::FilteringFailed => tracing::debug!(pod = %name, "{word}: pod {name}: {text}"),
+            _ => tracing::trace!(pod = %name, "{word}: pod {name}: {text}"),
+        }
+        self.events.send(&pod.uid, name, reason, text.to_owned());
+    }
+
     /// A filter decision as a sentence.
     fn decided(
         &self,
@@ -206,6 +229,7 @@ impl Verbs {
     pub(super) fn prioritize(&self, body: &[u8]) -> Result<String, BadQuestion> {
         let ExtenderArgs { pod, nodes } = extender::decode_args(body).map_err(|why| why.to_string())?;
         let names: Vec<&str> = nodes.names().collect();
+        pod_steps::log(&pod.name, format_args!("prioritize: the scores of {} nodes", names.len()));
         Ok(extender::encode_scores(&nodes, &self.cluster.score(&pod.uid, &names)))
     }
 
@@ -236,6 +260,7 @@ impl Verbs {
                 }
             }
         };
+        pod_steps::log(&pod.name, format_args!("preempt: {text}"));
         self.record(&pod, DecisionVerb::Preempt, (text, None));
         Ok(extender::encode_preemption(&kept))
     }
@@ -246,6 +271,7 @@ impl Verbs {
     /// What is wrong with the body.
     pub(super) async fn bind(&self, body: &[u8]) -> Result<String, BadQuestion> {
         let args = extender::decode_binding(body).map_err(|why| why.to_string())?;
+        pod_steps::log(&args.pod, format_args!("bind: kube-scheduler has chosen {}", args.node));
         let bound = self.binder.bind(&args).await;
         let why: Arc<str> = bound.err().unwrap_or_default();
         let result = if why.is_empty() {
@@ -253,6 +279,7 @@ impl Verbs {
         } else {
             format!("not bound to {}: {why}", args.node)
         };
+        pod_steps::log(&args.pod, format_args!("bind: answered: {result}"));
         self.decisions.add(Decision {
             at: clock::now().wall,
             uid: args.uid,

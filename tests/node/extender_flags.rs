@@ -28,17 +28,35 @@ fn each_verbosity_has_its_lines_about_a_filter_call() {
     let server = server();
     let extender = Extender::start_with(BINARY, &server, &[]);
     nodes(&server, &extender);
-    for (number, verbosity, scores, refused) in [(10, "0", false, false), (11, "2", true, false), (12, "4", true, true)]
-    {
-        assert_eq!(extender.admin("PUT", "/loglevel", verbosity).status, 200);
-        let asks = pod(&server, number, 1000);
-        let answer = extender.filter(&asks, &["n1", "n2", "n3"]);
-        assert_eq!(answer["NodeNames"], json!(["n1", "n2"]));
-        let log = extender.log();
-        let line =
-            |words: &str| log.lines().any(|line| line.contains(words) && line.contains(&format!("ml/train-{number}")));
-        assert_eq!(line("score of node n1 for pod"), scores, "-v {verbosity}: {log}");
-        assert_eq!(line("filtered out node n3 for pod"), refused, "-v {verbosity}: {log}");
+    for (number, verbosity) in [(10, 0), (11, 2), (12, 4), (13, 5)] {
+        assert_eq!(extender.admin("PUT", "/loglevel", &verbosity.to_string()).status, 200);
+        let (asks, large) = (pod(&server, number, 1000), pod(&server, number + 10, 90_000));
+        assert_eq!(extender.filter(&asks, &["n1", "n2", "n3"])["NodeNames"], json!(["n1", "n2"]));
+        assert_eq!(extender.filter(&large, &["n1"])["NodeNames"], Value::Null);
+        assert_eq!(extender.bind(&asks, "n2"), "");
+        let bound = "gpu_steward_extender_claims{state=\"bound\"}";
+        eventually("the pod watch shows it", SOON, || (extender.metric(bound) == u64::from(number) - 8).then_some(()));
+        let lines = [
+            (2, format!("score of node n1 for pod ml/train-{number}: ")),
+            (4, format!("Node n3 filtered out: NodeUnfitPod: NodeUnregistered; pod ml/train-{number}")),
+            (2, format!("FilteringFailed: pod ml/train-{}: no node fits", number + 10)),
+            (4, format!("FilteringSucceed: pod ml/train-{number}: 2 of 3 nodes fit")),
+            (0, format!("BindingSucceed: bound ml/train-{number} to n2")),
+            (5, format!("pod ml/train-{number}: filter: kube-scheduler asks about 3 nodes")),
+            (5, format!("pod ml/train-{number}: bind: kube-scheduler has chosen n2")),
+            (5, format!("pod ml/train-{number}: bind: reserved on n2: GPU-n2-0 1000 MiB")),
+            (5, format!("pod ml/train-{number}: bind: the API server has bound the pod")),
+            (5, format!("pod ml/train-{number}: the pod watch shows it bound to n2")),
+        ];
+        let log = eventually("the lines of this verbosity", SOON, || {
+            let (log, due) = (extender.log(), lines.iter().filter(|(least, _)| verbosity >= *least));
+            due.clone().all(|(_, words)| log.contains(words)).then_some(log)
+        });
+        for (least, words) in lines {
+            assert_eq!(log.contains(&words), verbosity >= least, "-v {verbosity}, {words}: {log}");
+        }
+        let missing = "Node n1 filtered out: CardInsufficientMemory, requested 90000Mi but available ";
+        assert_eq!(log.contains(missing), verbosity >= 4, "-v {verbosity}: {log}");
     }
 }
 

@@ -64,9 +64,12 @@ const OURS: [&str; 13] = [
 /// Libraries that log a line for each frame, poll or wake-up. At `-v 5` they would hide all other lines.
 const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_util", "tonic", "tower", "want"];
 
+/// The target of the extender's lines that follow one pod through all its calls. Only 5 shows them.
+pub const POD_STEPS: &str = "pod_steps";
+
 /// The filter of each number: 0 logs key events, warnings and errors; 2 what the agent does about them; 4 each step; 5
-/// the libraries too, except those in `CHATTY`. Below 5 libraries log warnings and errors only, because their info
-/// lines are not for operators. The API client (`kube_client`) logs nothing below 5: it would log failed requests as
+/// each step of each pod ([`POD_STEPS`]), and the libraries too, except those in `CHATTY`. Below 5 libraries log warnings
+/// and errors only, because their info lines are not for operators. The API client (`kube_client`) logs nothing below 5: it would log failed requests as
 /// errors, which its caller handles, counts and logs itself.
 pub fn filter(verbosity: Verbosity) -> Filter {
     let (ours, libraries) = match verbosity.0 {
@@ -78,7 +81,8 @@ pub fn filter(verbosity: Verbosity) -> Filter {
     let client = if libraries == LevelFilter::DEBUG { libraries } else { LevelFilter::OFF };
     let targets = Targets::new().with_default(libraries).with_target("kube_client", client);
     let chatty = CHATTY.map(|target| (target, libraries.min(LevelFilter::INFO)));
-    targets.with_targets(chatty).with_targets(OURS.map(|target| (target, ours)))
+    let steps = if verbosity.0 >= 5 { LevelFilter::TRACE } else { LevelFilter::OFF };
+    targets.with_targets(chatty).with_targets(OURS.map(|target| (target, ours))).with_target(POD_STEPS, steps)
 }
 
 /// The current level.
@@ -196,6 +200,17 @@ mod tests {
             assert!(five.would_enable(chatty, &Severity::WARN), "{chatty}");
             assert!(!filter(Verbosity(4)).would_enable(chatty, &Severity::INFO), "{chatty}");
         }
+    }
+
+    #[test]
+    fn only_five_follows_each_pod_and_a_single_target_can_too() {
+        for verbosity in Verbosity::STEPS {
+            for severity in [Severity::TRACE, Severity::INFO] {
+                assert_eq!(filter(Verbosity(verbosity)).would_enable(POD_STEPS, &severity), verbosity == 5);
+            }
+        }
+        let single = parse(&format!("2,{POD_STEPS}=trace")).unwrap().filter();
+        assert!(single.would_enable(POD_STEPS, &Severity::TRACE) && !single.would_enable("extender", &Severity::TRACE));
     }
 
     #[test]
