@@ -110,8 +110,8 @@ impl Announcing {
         if let Some(text) = &write.register {
             annotations.push((annotation_keys::REGISTER, Some(&**text)));
         }
-        if let Some(text) = &handshake_text {
-            annotations.push((annotation_keys::HANDSHAKE, Some(text.as_str())));
+        if handshake_text.is_some() || write.removes_handshake {
+            annotations.push((annotation_keys::HANDSHAKE, handshake_text.as_deref()));
         }
         match self.api.annotate_node(&annotations).await {
             Ok(()) => {
@@ -296,11 +296,13 @@ fn registered(device: decide::allocator::SharedDevice) -> RegisteredGpu {
 }
 
 fn announced_state(seen: &NodeObject) -> AnnouncedState {
-    let request = match seen.annotation(annotation_keys::HANDSHAKE).map(handshake::decode) {
+    let handshake = seen.annotation(annotation_keys::HANDSHAKE).map(handshake::decode);
+    let request = match handshake {
         Some(Handshake::Requesting { stated }) => HandshakeRequest::Requested(stated),
         _ => HandshakeRequest::None,
     };
-    AnnouncedState { register: seen.annotation(annotation_keys::REGISTER).map(Arc::from), request }
+    let heartbeat = matches!(handshake, Some(Handshake::At(_)));
+    AnnouncedState { register: seen.annotation(annotation_keys::REGISTER).map(Arc::from), request, heartbeat }
 }
 
 fn log_written(write: &AnnouncementWrite, refused: &mut bool) {
@@ -309,6 +311,9 @@ fn log_written(write: &AnnouncementWrite, refused: &mut bool) {
     }
     if let Some(text) = &write.register {
         tracing::info!(bytes = text.len(), "register written on this node's Node");
+    }
+    if write.removes_handshake {
+        tracing::info!("the handshake of an earlier agent is removed from this node's Node: this agent writes none");
     }
     if write.handshake.is_some() {
         tracing::debug!("handshake written on this node's Node");

@@ -1,4 +1,5 @@
-//! When the agent writes to its own Node: the register when it changes, and the handshake every few minutes.
+//! When the agent writes to its own Node: the register when it changes, and the handshake every few minutes. An agent that writes no
+//! handshakes removes the last one of an agent that did.
 //!
 //! Every write to a Node is sent to every watcher of nodes and makes the scheduler retry every pending pod. So an idle
 //! node writes only its handshake, 15 times an hour.
@@ -36,6 +37,8 @@ pub struct AnnouncedState {
     pub register: Option<Arc<str>>,
     /// The handshake, if it is a scheduler's request.
     pub request: HandshakeRequest,
+    /// Whether the handshake is a heartbeat of an agent.
+    pub heartbeat: bool,
 }
 
 /// Whether a scheduler has requested a handshake.
@@ -55,6 +58,8 @@ pub struct AnnouncementWrite {
     pub register: Option<Arc<str>>,
     /// The handshake.
     pub handshake: Option<WallTime>,
+    /// Whether the handshake is removed.
+    pub removes_handshake: bool,
 }
 
 /// Decides which writes to the Node are due; keeps what was written and when.
@@ -127,6 +132,8 @@ impl Announcer {
         if self.register.is_some() && self.register != announced.register {
             write.register.clone_from(&self.register);
         }
+        // A heartbeat of an earlier agent gets old, and a scheduler would take this agent for dead.
+        write.removes_handshake = !self.handshakes && announced.heartbeat;
         let early = JITTER.mul_f64(jitter.clamp(0.0, 1.0));
         let handshake_due = self.handshake_at.is_none_or(|at| now.monotonic.since(at) + early >= HANDSHAKE_EVERY);
         let answer_due = self.requested_since.is_some_and(|seen| {
@@ -171,7 +178,7 @@ mod tests {
     }
 
     fn announced(register: &str) -> AnnouncedState {
-        AnnouncedState { register: Some(register.into()), request: HandshakeRequest::None }
+        AnnouncedState { register: Some(register.into()), ..AnnouncedState::default() }
     }
 
     #[test]
@@ -262,6 +269,25 @@ mod tests {
         assert_eq!(again.due(&requested(Some(at(160).wall)), at(170), 0.0), None);
         assert_eq!(again.due(&requested(Some(at(160).wall)), at(204), 0.0), None);
         assert!(again.due(&requested(Some(at(160).wall)), at(205), 0.0).is_some());
+    }
+
+    #[test]
+    fn an_agent_without_handshakes_removes_a_heartbeat_and_leaves_what_schedulers_wrote() {
+        let heartbeat = AnnouncedState { heartbeat: true, ..AnnouncedState::default() };
+        let requested = AnnouncedState { request: HandshakeRequest::Requested(None), ..AnnouncedState::default() };
+        let removal = AnnouncementWrite { removes_handshake: true, ..AnnouncementWrite::default() };
+        let mut silent = Announcer::new(false);
+        assert_eq!(silent.due(&heartbeat, at(0), 0.0), Some(removal.clone()), "even before the GPUs are known");
+        silent.failed(at(0));
+        assert_eq!(silent.due(&heartbeat, at(4), 0.0), None);
+        assert_eq!(silent.due(&heartbeat, at(5), 0.0), Some(removal));
+        for other in [requested, AnnouncedState::default()] {
+            assert_eq!(silent.due(&other, at(100), 0.0), None, "{other:?}");
+        }
+        let mut beats = Announcer::new(true);
+        assert_eq!(beats.due(&heartbeat, at(0), 0.0), None, "before its GPUs are known it leaves what is there");
+        beats.set_register(Some("a".into()));
+        assert!(beats.due(&heartbeat, at(0), 0.0).is_some_and(|write| !write.removes_handshake));
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod names;
 mod version;
 mod static_pods;
 mod agent_link;
+mod handshake_age;
 mod node;
 mod rank;
 mod verdicts;

@@ -9,15 +9,13 @@
 //!
 //! The rate limit applies to a node, over all its streams ([`super::stream_limit`]).
 //!
-//! There may be 5,000 streams, so a stream wakes up only when it has work to do. One task checks for all streams
-//! whether this process still leads and which nodes were closed or opened, and wakes only the streams of those nodes.
+//! There may be 5,000 streams, so a stream wakes up only when it has work to do. One task checks for all streams whether this process
+//! still leads, and another one which nodes were closed or opened ([`super::closings`]); it wakes only the streams of those nodes.
 //!
 //! What must never happen here: an agent reports about another agent's node; a stream waits forever; a message counts
 //! after its stream has ended; a stream outlives the token of its agent.
 
 use super::callers::AgentIdentity;
-use super::closings;
-use super::events::PodEvents;
 use super::leadership::{Leader, Leadership};
 use super::live_callers::{LiveCallers, StreamSignals};
 use super::locked_cluster::LockedCluster;
@@ -60,7 +58,6 @@ pub(super) struct AgentStreams {
     cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) live: Arc<LiveCallers>,
-    events: Arc<PodEvents>,
     pub(super) counts: Arc<StreamCounts>,
     /// Cancelled when all streams must end.
     closing: CancellationToken,
@@ -103,18 +100,13 @@ impl AgentStreams {
         cluster: Arc<LockedCluster>,
         leadership: Arc<Leadership>,
         live: Arc<LiveCallers>,
-        events: Arc<PodEvents>,
         closing: CancellationToken,
     ) -> AgentStreams {
         let (counts, term, rates) = (Arc::default(), Mutex::default(), NodeRates::default());
-        AgentStreams { cluster, leadership, live, events, counts, closing, term, rates }
+        AgentStreams { cluster, leadership, live, counts, closing, term, rates }
     }
 
-    /// Runs once a second, for changes that no watch event reports. Never returns.
-    ///
-    /// When this process no longer leads, ends all streams. Closes nodes whose agents have not reconnected in time.
-    /// Writes an event when a node closes or opens, and wakes the node's stream. Each check costs time only for nodes
-    /// whose agents have reported since the last check.
+    /// Ends all streams when this process no longer leads. Never returns.
     pub(super) async fn watch_term(&self) {
         let mut look = interval(REPORT_LEAST);
         loop {
@@ -122,8 +114,6 @@ impl AgentStreams {
             if let Leader::Other(_) = self.leadership.leader() {
                 std::mem::take(&mut *self.term.lock()).cancel();
             }
-            self.cluster.close_late_agents();
-            closings::tell(&self.cluster, (&self.events, &self.live), self.leadership.decides());
         }
     }
 

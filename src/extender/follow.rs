@@ -193,6 +193,7 @@ impl FollowListener<AllNodes> for NodeFeed {
 
     fn stopped(&mut self) {
         self.health.stopped();
+        self.cluster.nodes_are_watched(false);
     }
 
     fn failed(&mut self, why: &ApiError) -> Duration {
@@ -201,6 +202,7 @@ impl FollowListener<AllNodes> for NodeFeed {
 
     fn works(&mut self) {
         self.health.works();
+        self.cluster.nodes_are_watched(true);
     }
 
     fn listed(&mut self, begun: Instant) {

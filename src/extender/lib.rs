@@ -326,6 +326,9 @@ impl Extender {
         let kind = AllPods::with_rules(self.cluster.rules()).needing(self.live.namespaces().clone());
         self.follow("pods", kind, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
+        let told = (Arc::clone(&self.verbs.events), Arc::clone(&self.live));
+        let (cluster, leadership) = (Arc::clone(&self.cluster), Arc::clone(&self.leadership));
+        self.lifecycle.must_run("closings", closings::watch(cluster, told, leadership, self.lifecycle.stop()));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());
         self.lifecycle.must_run("election", leadership.run(self.lease.clone(), Arc::clone(&self.cluster), stop));
         let (client, leadership) = (ApiClient::new(self.connection.clone()), Arc::clone(&self.leadership));
@@ -365,7 +368,6 @@ impl Extender {
                 cluster: Arc::clone(&self.cluster),
                 leadership: Arc::clone(&self.leadership),
                 live: Arc::clone(&self.live),
-                events: Arc::clone(&self.verbs.events),
             };
             Streams::new(opened, (self.connection.clone(), &self.place), parts, closing.clone())
         });

@@ -303,6 +303,11 @@ impl LockedCluster {
         self.cluster.lock().node_gone(&node.name, &node.uid);
     }
 
+    /// Whether the watch of Nodes runs.
+    pub(super) fn nodes_are_watched(&self, watched: bool) {
+        self.cluster.lock().nodes_are_watched(watched, clock::monotonic());
+    }
+
     /// The state has taken over everything that was written to pods before this moment.
     pub(super) fn pods_known(&self, moment: Instant) {
         self.known.send_modify(|known| known.pods = known.pods.max(Some(moment)));
@@ -529,7 +534,7 @@ impl LockedCluster {
         self.cluster.lock().agent_closed(node, id, now);
     }
 
-    /// Closes the nodes whose agents have not reconnected in time.
+    /// Closes the nodes whose agents have not reconnected in time, or have no stream and a stale handshake.
     pub(super) fn close_late_agents(&self) {
         self.cluster.lock().agents_at(clock::monotonic());
     }
@@ -875,7 +880,8 @@ mod tests {
         };
         let (uid_of_node, cordoned, links) = (ObjectUid::parse("uid-1").unwrap(), BTreeSet::new(), BTreeMap::new());
         let register = Ok(vec![gpu]);
-        cluster.cluster.lock().node_is(&NodeFacts { uid: uid_of_node, name: node.clone(), register, cordoned, links });
+        let (name, handshake) = (node.clone(), None);
+        cluster.cluster.lock().node_is(&NodeFacts { uid: uid_of_node, name, register, cordoned, handshake, links });
         let waits = |number, priority| Pod { uid: uid(number), node: None, priority: Some(priority), ..pod() };
         let asked = |pod: &Pod| placement::of(pod, cluster.rules()).unwrap().unwrap();
         let (urgent, lower) = (Pod { nominated: Some(node), ..waits(9, 10) }, waits(5, 0));

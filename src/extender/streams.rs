@@ -4,7 +4,6 @@
 use super::agent_streams::AgentStreams;
 use super::authority_keeper::AuthorityKeeper;
 use super::callers::Callers;
-use super::events::PodEvents;
 use super::leadership::Leadership;
 use super::live_callers::LiveCallers;
 use super::locked_cluster::LockedCluster;
@@ -59,7 +58,6 @@ pub(super) struct StreamParts {
     pub(super) cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) live: Arc<LiveCallers>,
-    pub(super) events: Arc<PodEvents>,
 }
 
 /// Opens the port.
@@ -80,7 +78,7 @@ impl Streams {
     pub(super) fn new(
         opened: OpenedStreams,
         (connection, place): (ApiConnection, &(Arc<str>, Arc<str>)),
-        StreamParts { cluster, leadership, live, events }: StreamParts,
+        StreamParts { cluster, leadership, live }: StreamParts,
         closing: CancellationToken,
     ) -> Streams {
         let OpenedStreams { listener, settings, .. } = opened;
@@ -99,7 +97,7 @@ impl Streams {
         let certificate = Arc::new(PortCertificate::new(port, Arc::clone(&authority)));
         let proxy = token_file.clone().map(|file| Arc::new(LeaderProxy::new(authority, file)));
         let callers = Callers::new(ApiClient::new(connection), (audience, accounts), token_file, Arc::clone(&live));
-        let streams = AgentStreams::new(cluster, leadership, live, events, closing.clone());
+        let streams = AgentStreams::new(cluster, leadership, live, closing.clone());
         let (callers, streams) = (Arc::new(callers), Arc::new(streams));
         Streams { listener, certificate, callers, streams, proxy, connections: Arc::default(), closing }
     }

@@ -48,6 +48,8 @@ pub struct NodeFacts {
     pub register: Result<Vec<RegisteredGpu>, Arc<str>>,
     /// The devices that an operator cordoned.
     pub cordoned: BTreeSet<GpuUuid>,
+    /// The time in its handshake; `None` if it has no handshake, or one that is not a Unix time.
+    pub handshake: Option<WallTime>,
     /// How well each pair of devices is connected, in both orders; empty where it is not known.
     pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
 }

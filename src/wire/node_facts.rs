@@ -1,6 +1,7 @@
-//! The facts about a Node that the scheduler uses: the GPUs that its agent registered, and which of them are cordoned.
+//! The facts about a Node that the scheduler uses: the GPUs that its agent registered, which of them are cordoned, and its handshake.
 
-use crate::annotation_keys::{CORDON, NODE_LINKS, REGISTER};
+use crate::annotation_keys::{CORDON, HANDSHAKE, NODE_LINKS, REGISTER};
+use crate::handshake::{self, Handshake};
 use crate::{cordon, links, register};
 use model::followed_node::{FollowedNode, NodeFacts};
 use model::id::GpuUuid;
@@ -17,7 +18,12 @@ pub fn of(node: &FollowedNode) -> NodeFacts {
     };
     // Links are optional: without them, any set of GPUs is as good as another. So an unreadable annotation is ignored.
     let links = node.annotation(NODE_LINKS).and_then(|text| links::decode(text).ok()).unwrap_or_default();
-    NodeFacts { uid: node.uid.clone(), name: node.name.clone(), register, cordoned, links }
+    let handshake = match node.annotation(HANDSHAKE).map(handshake::decode) {
+        Some(Handshake::At(at)) => Some(at),
+        // Those of HAMi's scheduler and plugin. A scheduler's request says nothing about the agent.
+        Some(Handshake::Reported | Handshake::Requesting { .. } | Handshake::Deleted | Handshake::Other) | None => None,
+    };
+    NodeFacts { uid: node.uid.clone(), name: node.name.clone(), register, cordoned, handshake, links }
 }
 
 fn gpus(node: &FollowedNode) -> Result<Vec<RegisteredGpu>, Arc<str>> {
@@ -39,6 +45,7 @@ fn cordoned(node: &FollowedNode) -> Result<BTreeSet<GpuUuid>, Arc<str>> {
 mod tests {
     use super::*;
     use model::id::{NodeName, ObjectUid};
+    use model::time::WallTime;
     use proptest::prelude::*;
 
     fn facts(annotations: &[(&str, &str)], left_out: u32) -> NodeFacts {
@@ -65,6 +72,22 @@ mod tests {
         let cordoned = facts(&[(CORDON, "GPU-a"), (NODE_LINKS, "x")], 0);
         assert_eq!((cordoned.register, cordoned.links.len()), (Ok(Vec::new()), 0));
         assert_eq!(cordoned.cordoned, BTreeSet::from([GpuUuid::parse("GPU-a").unwrap()]));
+    }
+
+    #[test]
+    fn only_a_handshake_that_is_a_unix_time_is_a_heartbeat() {
+        let stated = |text: &str| facts(&[(HANDSHAKE, text)], 0).handshake;
+        assert_eq!(stated("1795256472"), Some(WallTime(1_795_256_472_000_000)));
+        for other in [
+            "Requesting_2026-11-21 10:21:12",
+            "Reported 2024-01-23 04:30:04",
+            "Deleted_2026-11-21 10:21:12",
+            "soon",
+            "",
+        ] {
+            assert_eq!(stated(other), None, "{other}");
+        }
+        assert_eq!(facts(&[], 0).handshake, None);
     }
 
     proptest! {

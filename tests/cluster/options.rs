@@ -70,8 +70,9 @@ fn counts_and_scaling_reach_the_kubelet_and_the_scheduler() {
 #[ignore = "needs cluster: tests/run"]
 fn the_register_has_two_forms_and_the_handshake_can_be_left_out() {
     let bed = Bed::up("options-register");
-    let off = [format!("{REGISTER}-"), format!("{HANDSHAKE}-")];
-    let _ = bed.admin.run(&["annotate", "node", bed.node(), &off[0], &off[1]]).ok();
+    // The handshake of an earlier agent.
+    let old = [format!("{REGISTER}-"), format!("{HANDSHAKE}=1763730000")];
+    let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &old[0], &old[1]]).ok();
     let agent = agent(&bed, 20, &["--register-format=colon", "--handshake=false"]);
     let text = register(&bed, |text| !text.starts_with('['));
     let gpus = Bed::gpus(&agent);

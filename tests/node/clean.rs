@@ -63,6 +63,26 @@ fn when_the_last_gpu_is_gone_the_agent_cleans_its_node_and_writes_it_again_when_
 }
 
 #[test]
+fn an_agent_that_writes_no_handshake_removes_that_of_an_earlier_agent() {
+    let server = FakeApiServer::start();
+    let (_directory, driver) = fake(&Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() });
+    for (handshake, left) in [("1795256472", false), ("Requesting_2026-11-21 10:21:47", true)] {
+        let mut before = node("n1");
+        before["metadata"]["annotations"][HANDSHAKE] = handshake.into();
+        server.put("nodes", before);
+        let silent = Agent::in_cluster(BINARY, &server, "n1").with("--nvml-library", driver.library());
+        let silent = silent.switch("--handshake=false").launch();
+        let annotations = eventually("the register", SOON, || {
+            let annotations = server.object("nodes", "", "n1")?["metadata"]["annotations"].clone();
+            annotations[REGISTER].is_string().then_some(annotations)
+        });
+        assert_eq!(annotations[HANDSHAKE].is_string(), left, "{annotations}");
+        let ended = silent.terminate();
+        assert!(ended.status.success(), "{}", ended.log);
+    }
+}
+
+#[test]
 fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     let server = FakeApiServer::start();
     server.put("nodes", node("n1"));

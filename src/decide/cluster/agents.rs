@@ -7,7 +7,8 @@
 //!                                                   └─▶ GPUs that pods without a claim use
 //! ```
 //!
-//! If the agent of a node has no stream, the leader judges the node by the API server alone.
+//! If the agent of a node has no stream, the leader judges the node by the API server alone: by its register and the age of its
+//! handshake ([`super::handshake_age`]).
 //!
 //! A new leader does not know the pods that ended, or that an etcd restore removed, before it won the election. If processes or
 //! containers of such a pod are left, only the report of its node shows them. The report names no amounts that could be counted as
@@ -127,13 +128,18 @@ impl ClusterState {
         }
     }
 
-    /// Finds the agents from which nothing has come for [`SILENT_AFTER`]: of their nodes only the claims count.
+    /// Finds the agents from which nothing has come for [`SILENT_AFTER`]: of their nodes only the claims count. Also finds the nodes
+    /// whose handshakes have become stale.
     fn find_silent(&mut self, now: Monotonic) {
         if now.since(self.looked_for_silent) < LOOK_FOR_SILENT {
             return;
         }
         self.looked_for_silent = now;
+        let watched = self.unwatched_since.is_none();
         for node in self.nodes.values_mut() {
+            if watched && node.handshake_gets_stale(now) {
+                self.touched.insert(node.name().clone());
+            }
             let silent = |link: &AgentLink| link.state == LinkState::Open && now.since(link.heard) >= SILENT_AFTER;
             let found = node.agent().is_some_and(|link| !link.is_silent && silent(link));
             if found && let Some(link) = node.agent_mut() {
@@ -165,6 +171,16 @@ impl ClusterState {
             }
             !away
         });
+    }
+
+    /// Whether the watch of Nodes runs. While it does not, a new handshake would not be seen, so that no handshake gets older.
+    pub fn nodes_are_watched(&mut self, watched: bool, now: Monotonic) {
+        if !watched {
+            self.unwatched_since.get_or_insert(now);
+        } else if let Some(since) = self.unwatched_since.take() {
+            let unwatched = now.since(since);
+            self.nodes.values_mut().for_each(|node| node.was_unwatched(unwatched));
+        }
     }
 
     /// Forgets all streams, because this process no longer leads and the agents report to another leader. Claims of ended pods

@@ -8,6 +8,7 @@
 //! If there are too many pods, those that only request GPUs are left out first. Whether one of them may start on a node is not known
 //! then, so all nodes whose agents do not refuse them are closed until none is left out.
 
+use super::handshake_age::STALE_AFTER;
 use model::claim::ClaimOrigin;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodRef, PodUid};
 use model::time::WallTime;
@@ -38,6 +39,8 @@ pub enum ClosedReason {
     UnprovenLeftOut,
     /// The stream of the agent has ended, and the agent has not opened another in time.
     AgentAway,
+    /// The agent has no stream, and its handshake on the Node has not changed for too long.
+    HandshakeStale,
     /// The agent is not registered with the kubelet, or finds no CDI on its node.
     AgentStarting,
     /// The agent is of an earlier release and gives devices at `Allocate`, because the runtime has no CDI.
@@ -84,6 +87,7 @@ impl ClosedReason {
             ClosedReason::TwoLeases(..) => "two_leases",
             ClosedReason::UnprovenLeftOut => "unproven_left_out",
             ClosedReason::AgentAway => "agent_away",
+            ClosedReason::HandshakeStale => "handshake_stale",
             ClosedReason::AgentStarting => "agent_starting",
             ClosedReason::AgentWithoutCdi => "agent_without_cdi",
             ClosedReason::AgentLeaving => "agent_leaving",
@@ -141,6 +145,11 @@ impl Closing {
             ClosedReason::AgentAway => {
                 "the node's agent has lost its connection and has not connected again; see whether it runs".to_owned()
             }
+            ClosedReason::HandshakeStale => format!(
+                "the node's agent has no stream to this extender, and its handshake on the Node (hami.io/node-handshake) has been \
+                 the same for {} s; see whether it runs",
+                STALE_AFTER.as_secs()
+            ),
             ClosedReason::AgentStarting => {
                 "the node's agent is not registered with the kubelet, or finds no CDI there; its /readyz says which".to_owned()
             }
@@ -276,7 +285,9 @@ mod tests {
             let nameless = Closing { reason, pod: None }.to_string();
             assert!(nameless.contains("the pod with the UID 1111"), "{nameless}");
         }
-        let away = Closing { reason: ClosedReason::AgentAway, pod: None };
-        assert_eq!(away.told_in("web"), away.to_string());
+        for reason in [ClosedReason::AgentAway, ClosedReason::HandshakeStale] {
+            let away = Closing { reason, pod: None };
+            assert_eq!(away.told_in("web"), away.to_string());
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::agent_link::{AgentLink, LinkState};
 use super::closed::{BlockingPods, ClosedReason, UnknownClaim};
+use super::handshake_age::HandshakeAge;
 use super::static_pods::StaticPods;
 use super::version::CountedVersion;
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, LedgerClaim, demand_of};
@@ -14,9 +15,11 @@ use model::followed_node::NodeFacts;
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
 use model::registered::RegisteredGpu;
+use model::time::Monotonic;
 use model::unit::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One node of the cluster.
 #[derive(Clone, Debug)]
@@ -38,6 +41,8 @@ pub struct NodeClaims {
     version: CountedVersion,
     /// The agent's stream; `None` where the agent has never opened one to this leader.
     agent: Option<AgentLink>,
+    /// The handshake on the Node. It counts only while the agent has no stream.
+    handshake: HandshakeAge,
     /// Whether the agent had a stream when the Node was deleted, and has opened none since then. Until it does, it is
     /// not known what runs on a new Node of this name: its register may be that of the deleted Node.
     returns: bool,
@@ -72,6 +77,7 @@ impl NodeClaims {
             unproven_left_out: false,
             version,
             agent: None,
+            handshake: HandshakeAge::default(),
             returns: false,
             ending: BTreeSet::new(),
             static_pods: StaticPods::default(),
@@ -141,7 +147,7 @@ impl NodeClaims {
         if self.unproven_left_out && self.may_have_unseen_pod() {
             return Some(ClosedReason::UnprovenLeftOut);
         }
-        let Some(link) = &self.agent else { return self.returns.then_some(ClosedReason::AgentAway) };
+        let Some(link) = &self.agent else { return self.closed_without_stream() };
         match (link.state, link.report.phase) {
             (LinkState::Away, _) => Some(ClosedReason::AgentAway),
             (_, AgentPhase::Leaving) => Some(ClosedReason::AgentLeaving),
@@ -157,6 +163,28 @@ impl NodeClaims {
             self.version.changes();
             self.unproven_left_out = any;
         }
+    }
+
+    /// Why the node takes no new claims, if its agent has no stream. A node that registers no GPU takes none anyway.
+    fn closed_without_stream(&self) -> Option<ClosedReason> {
+        if self.returns {
+            return Some(ClosedReason::AgentAway);
+        }
+        (self.handshake.is_stale() && !self.devices.devices.is_empty()).then_some(ClosedReason::HandshakeStale)
+    }
+
+    /// Returns whether the node's handshake has become stale.
+    pub(super) fn handshake_gets_stale(&mut self, now: Monotonic) -> bool {
+        let stale = self.handshake.look(now);
+        if stale {
+            self.version.changes();
+        }
+        stale
+    }
+
+    /// Nodes were not watched for this time: it does not count in the age of the handshake.
+    pub(super) fn was_unwatched(&mut self, time: Duration) {
+        self.handshake.skips(time);
     }
 
     /// The agent's stream.
@@ -464,6 +492,9 @@ impl NodeClaims {
             self.version.changes();
         }
         self.uid = Some(facts.uid.clone());
+        if self.handshake.is(facts.handshake) {
+            self.version.changes();
+        }
         let register = match &facts.register {
             Ok(register) => register,
             Err(why) => {

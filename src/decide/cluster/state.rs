@@ -156,6 +156,8 @@ pub struct ClusterState {
     pub(super) touched: BTreeSet<NodeName>,
     /// Nodes whose agents' streams were closed at this moment; the agents may soon open others.
     pub(super) closing: HashMap<NodeName, Monotonic>,
+    /// Since when the watch of Nodes has not run; `None` while it runs.
+    pub(super) unwatched_since: Option<Monotonic>,
     /// When silent agents were looked for last.
     pub(super) looked_for_silent: Monotonic,
     /// What reports have changed of the memory in use.
@@ -200,6 +202,7 @@ impl ClusterState {
             unproven_left_out: false,
             touched: BTreeSet::new(),
             closing: HashMap::new(),
+            unwatched_since: None,
             looked_for_silent: Monotonic(0),
             usage_changes: UsageChanges::default(),
         }

@@ -65,6 +65,7 @@ pub(super) fn facts(n: u32, gpus: u32) -> NodeFacts {
         name: name(n),
         register: Ok((0..gpus).map(gpu).collect()),
         cordoned: BTreeSet::new(),
+        handshake: None,
         links: BTreeMap::new(),
     }
 }

@@ -102,10 +102,9 @@ impl Process {
             let itself = OwnIdentity { address: Some(identity.as_str().into()), name: identity, pod };
             let mut extender = Extender::new(&settings(times, seed), RequestRules::default(), &itself, connection);
             extender.feed();
-            let Extender { cluster, leadership, live, verbs, .. } = &extender;
-            let (cluster, leadership) = (Arc::clone(cluster), Arc::clone(leadership));
-            let (live, events) = (Arc::clone(live), Arc::clone(&verbs.events));
-            let streams = Arc::new(AgentStreams::new(cluster, leadership, live, events, closing.clone()));
+            let Extender { cluster, leadership, live, .. } = &extender;
+            let (cluster, leadership, live) = (Arc::clone(cluster), Arc::clone(leadership), Arc::clone(live));
+            let streams = Arc::new(AgentStreams::new(cluster, leadership, live, closing.clone()));
             let watching = Arc::clone(&streams);
             runtime.spawn(async move { watching.watch_term().await });
             (extender, streams)

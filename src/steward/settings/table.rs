@@ -346,7 +346,8 @@ pub(crate) const KEYS: &[Key] = &[
         Sharing,
         "handshake",
         (SWITCH, "true"),
-        "Write a heartbeat for HAMi's scheduler on this node's Node every four minutes",
+        "Write a heartbeat for schedulers on this node's Node every four minutes; an agent that writes none removes an \
+         old one",
     ),
     key(
         Sharing,

@@ -12,6 +12,7 @@ use model::gpu_pod::{BoundPod, GpuPod};
 use model::id::ObjectUid;
 use model::placement::PlacementRequest;
 use model::reported_reading::ReportedReading;
+use model::time::WallTime;
 
 const FIRST: StreamId = StreamId(1);
 
@@ -795,4 +796,42 @@ fn a_claim_on_a_device_that_the_agent_has_withdrawn_takes_nothing_of_the_others(
         refusing(&mut cluster, &[(&other.uid, stage, processes)]);
         assert_eq!(closed(&cluster), unknown, "{stage:?} {processes}");
     }
+}
+
+#[test]
+fn a_node_without_a_stream_is_judged_by_its_handshake_and_one_with_a_stream_is_not() {
+    let mut cluster = cluster(1, 1);
+    let beat = |second: u64| NodeFacts { handshake: Some(WallTime(second * 1_000_000)), ..facts(0, 1) };
+    let fits = |cluster: &mut ClusterState, ms| {
+        cluster.agents_at(later(ms));
+        let verdict = cluster.filter(slice(1, 1000), names(1), later(ms));
+        verdict.refused.first().map(|node| node.why.to_string())
+    };
+    let refused = Some("NodeUnfitPod: NodeClosed".to_owned());
+    cluster.node_is(&beat(5));
+    assert_eq!((fits(&mut cluster, 1000), fits(&mut cluster, 300_999)), (None, None));
+    assert_eq!(fits(&mut cluster, 302_000), refused, "the verdict from before does not count any more");
+    let news = |cluster: &mut ClusterState| {
+        cluster.take_closings().pop().and_then(|change| change.closed).map(|why| why.reason)
+    };
+    assert_eq!(news(&mut cluster), Some(ClosedReason::HandshakeStale));
+    // Its agent opens a stream, and later loses it.
+    serving(&mut cluster, &[]);
+    assert_eq!((fits(&mut cluster, 303_000), news(&mut cluster)), (None, None));
+    cluster.agent_closed(&name(0), FIRST, later(304_000));
+    assert_eq!((fits(&mut cluster, 305_000), fits(&mut cluster, 306_000)), (None, refused.clone()));
+    assert_eq!(closed(&cluster), Some(ClosedReason::AgentAway));
+    cluster.forget_agents();
+    assert_eq!(closed(&cluster), Some(ClosedReason::HandshakeStale));
+    cluster.node_is(&beat(6));
+    assert_eq!((fits(&mut cluster, 307_000), fits(&mut cluster, 606_000)), (None, None));
+    // The API server is away: handshakes that are written meanwhile are not seen.
+    cluster.nodes_are_watched(false, later(606_000));
+    assert_eq!(fits(&mut cluster, 1_000_000), None);
+    cluster.nodes_are_watched(true, later(1_000_000));
+    assert_eq!((fits(&mut cluster, 1_000_999), fits(&mut cluster, 1_002_000)), (None, refused));
+    cluster.node_is(&NodeFacts { register: Ok(Vec::new()), ..beat(6) });
+    assert_eq!(closed(&cluster), None, "a node without GPUs is not worth an event");
+    cluster.node_is(&facts(0, 1));
+    assert_eq!((fits(&mut cluster, 1_003_000), fits(&mut cluster, 9_000_000)), (None, None), "it has no handshake");
 }
