@@ -1,5 +1,5 @@
 //! Removes from Nodes the labels and annotations that agents wrote, and nothing else. It finds them by their field
-//! manager.
+//! manager. From all Nodes it also removes the annotation of the extender; an agent has no right to do so.
 //!
 //! ```text
 //!   clean-node [NODE]     one Node, after the agent there has ended
@@ -10,7 +10,7 @@
 use super::prepare::node_name;
 use super::settings::AgentSettings;
 use apiserver::own_node::{node_now, nodes_now};
-use apiserver::writes::{ANNOTATOR, ApiServer, LABELLER};
+use apiserver::writes::{ANNOTATOR, ASSUMER, ApiServer, LABELLER};
 use apiserver::{ApiConnection, ApiError};
 use decide::labels::{self, Labelling, PresentLabel};
 use model::id::NodeName;
@@ -34,6 +34,17 @@ enum Scope {
     One(NodeName),
     /// Every Node.
     All,
+}
+
+impl Scope {
+    /// What is removed from this Node.
+    fn on(&self, node: &NodeObject) -> Ours {
+        let mut ours = Ours::on(node);
+        if *self == Scope::All && node.annotated_by(annotation_keys::ASSUMED, ASSUMER) {
+            ours.annotations.push(annotation_keys::ASSUMED);
+        }
+        ours
+    }
 }
 
 /// The annotations and labels of a Node that agents wrote.
@@ -116,7 +127,7 @@ async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
     let again: Vec<String> = list(connection, scope)
         .await?
         .into_iter()
-        .filter(|node| !Ours::on(node).is_empty())
+        .filter(|node| !scope.on(node).is_empty())
         .map(|node| node.name)
         .collect();
     match again.first() {
@@ -138,7 +149,7 @@ async fn round(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
         }
         last = None;
         for node in &nodes {
-            let ours = Ours::on(node);
+            let ours = scope.on(node);
             let Ok(name) = NodeName::parse(&node.name) else { continue };
             if ours.is_empty() {
                 continue;

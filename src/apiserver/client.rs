@@ -15,7 +15,7 @@ use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
 use crate::resource::{ApiPath, ApiResource};
 use http_body_util::BodyExt;
 use kube::client::Body;
-use model::id::{NodeName, PodRef, PodUid};
+use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt::Write;
@@ -242,6 +242,22 @@ impl ApiClient {
         let call = ApiCall::new(ApiVerb::Patch, ApiResource::Pods, format!("annotation {key} of pod {pod}"));
         let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": { key: value } } });
         self.patch(call, ApiPath::pod(pod, &[]), ApiPatch::Merge(&patch)).await
+    }
+
+    /// Sets an annotation of the Node of this UID, or removes it, for the field manager `manager`.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 409 if the name now belongs to another Node, 404 if it does not exist.
+    pub async fn mark_node(
+        &self,
+        uid: &ObjectUid,
+        node: &NodeName,
+        (key, value): (&str, Option<&str>),
+        manager: &str,
+    ) -> Result<(), ApiError> {
+        let call = ApiCall::new(ApiVerb::Patch, ApiResource::Nodes, format!("annotation {key} of node {node}"));
+        let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": { key: value } } });
+        self.patch(call, ApiPath::node(node).with("fieldManager", manager), ApiPatch::Merge(&patch)).await
     }
 
     /// Binds a pod to a Node, as a scheduler does. The Binding names the pod's UID, its version where that is known, and

@@ -22,6 +22,9 @@ pub const LABELLER: &str = "gpu-steward-labels";
 /// The field manager of the annotations that the agent writes on Nodes.
 pub const ANNOTATOR: &str = "gpu-steward-annotations";
 
+/// The field manager of the annotation that the extender writes on Nodes.
+pub const ASSUMER: &str = "gpu-steward-extender";
+
 /// Annotations to write: a key without a value is removed.
 pub type AnnotationPatch<'a> = &'a [(&'a str, Option<&'a str>)];
 

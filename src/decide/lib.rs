@@ -18,6 +18,7 @@
 //!                                                 the device plugin: which container gets which shares, and when
 //!   bind_phases sent_events eviction pod_writes   what is written on pods
 //!   announce labels link_scores guard             what is written on the Node; whether the admission policies are in force
+//!   assume_pace                                   which Node the leader writes on next
 //!   fixtures                                      for tests: a GPU and its view
 //! ```
 //!
@@ -66,6 +67,7 @@ pub mod sent_events;
 pub mod eviction;
 pub mod pod_writes;
 pub mod announce;
+pub mod assume_pace;
 pub mod labels;
 pub mod link_scores;
 pub mod guard;

@@ -16,7 +16,8 @@
 //!                                 whether they run
 //!   leadership own_mark           who decides now; whether this process has seen everything that was written before
 //!   verbs port proxy plain_pods   kube-scheduler's calls; forwarded to the leader if another process leads
-//!   binder eviction               writes bindings and evictions at the API server
+//!   binder eviction assumed_writer
+//!                                 writes bindings, evictions, and what is assumed on Nodes at the API server
 //!   events closings closing_pace  events on pods and Nodes, and how often
 //!   decisions explain pod_steps   the last decisions, for /api/v1/decisions; the texts of decisions; one pod's lines in the log
 //!   realtime                      what the real-time check of memory finds, for the log and the metrics
@@ -58,6 +59,7 @@ mod proxy;
 mod explain;
 mod decisions;
 mod eviction;
+mod assumed_writer;
 mod watch_health;
 mod follow;
 mod binder;
@@ -78,6 +80,7 @@ use apiserver::kind::{AllNodes, AllPods};
 use apiserver::lease::LeaseClient;
 use apiserver::writes::ApiServer;
 use apiserver::{ApiConnection, connect};
+use assumed_writer::AssumedWriter;
 use binder::Binder;
 use decide::election::Elector;
 use eviction::Evictor;
@@ -173,6 +176,9 @@ fn start(settings: ExtenderSettings, requests: RequestRules, telemetry: &Telemet
         let itself = OwnIdentity { name: identity.clone(), address: reached, pod: own_pod };
         let mut extender = Extender::new(&settings, requests, &itself, connection);
         extender.feed();
+        if settings.assume_annotation {
+            extender.write_assumed();
+        }
         extender.serve(listener, streams);
         let mut live = Live { certificates: admin.access.certificates.clone() };
         extender.lifecycle.must_not_end("admin port", admin.serve(telemetry.level.clone(), extender.lifecycle.stop()));
@@ -334,6 +340,16 @@ impl Extender {
         let (client, leadership) = (ApiClient::new(self.connection.clone()), Arc::clone(&self.leadership));
         let evicting = Arc::clone(&self.evictor).run(client, leadership, self.lifecycle.stop());
         self.lifecycle.must_run("evictions", evicting);
+    }
+
+    /// Starts to write on Nodes what is assumed of their GPUs.
+    fn write_assumed(&mut self) {
+        let writer = AssumedWriter {
+            cluster: Arc::clone(&self.cluster),
+            leadership: Arc::clone(&self.leadership),
+            client: ApiClient::new(self.connection.clone()),
+        };
+        self.lifecycle.must_run("assumed", writer.run(self.lifecycle.stop()));
     }
 
     fn follow<K, L>(&mut self, name: &'static str, kind: K, (feed, relist): (L, Arc<Notify>))

@@ -13,15 +13,16 @@ use super::pod_steps;
 use super::realtime::{self, RealtimeFindings};
 use decide::cluster::{
     self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FailedCheck, FilterVerdict,
-    NodeClaims, OrderStages, PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
+    NodeClaims, NodeNames, OrderStages, PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::{Capacity, CheckResult};
 use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedGpu, ReportedPod, ReportedUses};
+use model::assumed::AssumedDevice;
 use model::claim::{BindOrder, ClaimOrigin, PodClaim};
 use model::followed_node::FollowedNode;
 use model::gpu_pod::{BoundPod, GpuPod};
-use model::id::{GpuUuid, NodeName, PodRef, PodUid};
+use model::id::{GpuUuid, NodeName, ObjectUid, PodRef, PodUid};
 use model::lease::LeaseName;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
@@ -112,6 +113,14 @@ pub(super) struct ClaimedShare {
     pub(super) memory: Option<u64>,
     /// Percent.
     pub(super) cores: u32,
+}
+
+/// What is taken of a node's devices, and what its Node says about that.
+#[derive(Clone, Debug)]
+pub(super) struct AssumedNode {
+    pub(super) uid: ObjectUid,
+    pub(super) devices: Vec<AssumedDevice>,
+    pub(super) shown: Option<Arc<str>>,
 }
 
 impl LockedCluster {
@@ -627,10 +636,22 @@ impl LockedCluster {
         (devices, shares)
     }
 
+    /// The names of all nodes with their versions.
+    pub(super) fn node_names(&self) -> NodeNames {
+        self.cluster.lock().node_names()
+    }
+
+    /// What is taken of a node's devices; `None` without a Node.
+    pub(super) fn assumed(&self, name: &NodeName) -> Option<AssumedNode> {
+        let cluster = self.cluster.lock();
+        let node = cluster.node(name)?;
+        Some(AssumedNode { uid: node.uid()?.clone(), devices: node.assumed(), shown: node.shown_assumed().cloned() })
+    }
+
     /// Visits all nodes in steps, and releases the lock between two steps: a filter call must not wait for a whole
     /// scrape.
     fn walk(&self, mut look: impl FnMut(&ClusterState, &NodeClaims)) {
-        let names = self.cluster.lock().node_names();
+        let names = self.node_names();
         let names: Vec<NodeName> = names.iter().cloned().collect();
         let mut names = names.iter();
         while names.len() > 0 {
@@ -852,6 +873,7 @@ mod tests {
             arrival: None,
             annotations: Vec::new(),
             annotations_left_out: 0,
+            assumed: None,
         });
         let node = |pod: &Pod| cluster.claim_of(&pod.uid).map(|(node, _)| node.to_string());
         assert_eq!(
@@ -880,8 +902,9 @@ mod tests {
         };
         let (uid_of_node, cordoned, links) = (ObjectUid::parse("uid-1").unwrap(), BTreeSet::new(), BTreeMap::new());
         let register = Ok(vec![gpu]);
-        let (name, handshake) = (node.clone(), None);
-        cluster.cluster.lock().node_is(&NodeFacts { uid: uid_of_node, name, register, cordoned, handshake, links });
+        let (name, handshake, assumed) = (node.clone(), None, None);
+        let facts = NodeFacts { uid: uid_of_node, name, register, cordoned, handshake, assumed, links };
+        cluster.cluster.lock().node_is(&facts);
         let waits = |number, priority| Pod { uid: uid(number), node: None, priority: Some(priority), ..pod() };
         let asked = |pod: &Pod| placement::of(pod, cluster.rules()).unwrap().unwrap();
         let (urgent, lower) = (Pod { nominated: Some(node), ..waits(9, 10) }, waits(5, 0));

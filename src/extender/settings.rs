@@ -27,6 +27,8 @@ pub struct ExtenderSettings {
     pub streams: Option<StreamSettings>,
     /// The Lease of the leader election.
     pub lease: LeaseSettings,
+    /// Whether the leader writes on Nodes what is assumed of their GPUs.
+    pub assume_annotation: bool,
     /// How nodes and GPUs are chosen.
     pub rules: ClusterRules,
     /// Where the log goes, and in which form.

@@ -26,6 +26,9 @@ pub struct FollowedNode {
     pub annotations: Vec<(Arc<str>, Arc<str>)>,
     /// Number of such annotations that are too large; their values are not known.
     pub annotations_left_out: u32,
+    /// What the Node says is taken of its GPUs, as an extender has written it. It is not among the annotations, so that it takes no
+    /// room of the register; `None` also where it is larger than an extender writes it.
+    pub assumed: Option<Arc<str>>,
 }
 
 impl FollowedNode {
@@ -50,6 +53,8 @@ pub struct NodeFacts {
     pub cordoned: BTreeSet<GpuUuid>,
     /// The time in its handshake; `None` if it has no handshake, or one that is not a Unix time.
     pub handshake: Option<WallTime>,
+    /// What the Node says is taken of its GPUs.
+    pub assumed: Option<Arc<str>>,
     /// How well each pair of devices is connected, in both orders; empty where it is not known.
     pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
 }

@@ -64,6 +64,7 @@ pub mod cgroup;
 pub mod pod;
 pub mod pod_memory;
 pub mod followed_node;
+pub mod assumed;
 pub mod process;
 pub mod host;
 pub mod infiniband;

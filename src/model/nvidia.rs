@@ -59,6 +59,8 @@ pub const CAPABILITY_NODES: &str = "/dev/nvidia-caps/";
 pub const REGISTER: &str = "hami.io/node-nvidia-register";
 /// Node annotation: how well the node's GPUs are connected (`wire::links`).
 pub const NODE_LINKS: &str = "hami.io/node-nvidia-score";
+/// Node annotation: what the leading extender counts as taken of the node's GPUs (`wire::assumed`).
+pub const ASSUMED: &str = "hami.io/node-nvidia-assume";
 
 /// Pod annotation, like the following ones (`wire::placement`): the product name of its GPUs contains one of these words.
 pub const USE_TYPES: &str = "nvidia.com/use-gputype";

@@ -1,14 +1,15 @@
 //! The name of every annotation and label that the agent reads, writes or guards.
 //!
 //! A key that the agent writes must also be in `charts/gpu-steward/templates/guard/_keys.tpl`, or the admission policy
-//! refuses the write. A key on a Node must also be in `agent/clean.rs`, or it stays after an uninstall.
+//! refuses the write. A key on a Node must also be in `agent/clean.rs`, or it stays after an uninstall. The same is true for the one
+//! key that the extender writes on Nodes.
 //!
 //! The keys of NVIDIA's devices are in [`model::nvidia`].
 
 use model::pod::MAX_ANNOTATIONS;
 
 pub use model::nvidia::{
-    AVOID_TYPES, AVOID_UUIDS, DISCOVERY, LABEL_COMPUTE_MAJOR, LABEL_COMPUTE_MINOR, LABEL_COUNT, LABEL_DRIVER,
+    ASSUMED, AVOID_TYPES, AVOID_UUIDS, DISCOVERY, LABEL_COMPUTE_MAJOR, LABEL_COMPUTE_MINOR, LABEL_COUNT, LABEL_DRIVER,
     LABEL_FAMILY, LABEL_MEMORY, LABEL_MIG_CAPABLE, LABEL_MIG_STRATEGY, LABEL_PRESENT, LABEL_PRODUCT, LABEL_REPLICAS,
     LABEL_RUNTIME, LABEL_SHARING, LABELS_DRIVER, LABELS_RUNTIME, NODE_LINKS, NUMA_BIND, REGISTER, SHARING_MODES,
     USE_TYPES, USE_UUIDS,

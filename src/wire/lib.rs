@@ -13,8 +13,8 @@
 //!   pod variables gpu_pod resource bound_pod placement misspelt_key
 //!                                                 a pod, its requests, and which GPUs it accepts
 //!   claim claim_version claim_origin bind binding its claim, who wrote it, and the Binding that carries it
-//!   node node_facts versions labels register handshake links cordon node_lock annotation_keys
-//!                                                 a Node, and what agents write on it
+//!   node node_facts versions labels register handshake links cordon assumed node_lock annotation_keys
+//!                                                 a Node, and what agents and extenders write on it
 //!   watch lease token authority                   lists and watches; Leases; tokens; the extenders' authority
 //!   extender scheduler_config                     kube-scheduler's calls, and its configuration
 //!   checkpoint ticket cdi limits runtime_config device_config
@@ -54,6 +54,7 @@ pub mod register;
 pub mod handshake;
 pub mod links;
 pub mod cordon;
+pub mod assumed;
 pub mod node_lock;
 pub mod bind;
 pub mod binding;

@@ -203,7 +203,7 @@ pub fn decode_followed_node(json: &[u8]) -> Result<FollowedNode, NotAFollowedNod
     let object: TrimmedObject =
         serde_json::from_slice(json).map_err(|error| NotAFollowedNode::Json(error.to_string()))?;
     let TrimmedMetadata { uid, name, resource_version, creation_timestamp, annotations } = object.metadata;
-    let Annotations { kept, left_out, .. } = annotations.0;
+    let Annotations { kept, left_out, assumed, .. } = annotations.0;
     Ok(FollowedNode {
         uid: ObjectUid::parse(&uid)?,
         name: NodeName::parse(&name)?,
@@ -212,6 +212,7 @@ pub fn decode_followed_node(json: &[u8]) -> Result<FollowedNode, NotAFollowedNod
         arrival: None,
         annotations: kept,
         annotations_left_out: left_out,
+        assumed,
     })
 }
 
@@ -268,6 +269,22 @@ mod tests {
         assert_eq!((node.annotations.len(), node.annotation("hami.io/node-nvidia-register")), (1, Some("[]")));
         for text in [r#"{"metadata":{"name":"n1"}}"#, r#"{"metadata":{"uid":"u","name":""}}"#, "{}", "[]"] {
             assert!(decode_followed_node(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_assumed_of_a_node_takes_no_room_of_its_register() {
+        let of = |assumed: usize| {
+            let annotations = json!({
+                "hami.io/node-nvidia-assume": "x".repeat(assumed), "hami.io/node-nvidia-register": "y".repeat(16_000),
+            });
+            let text = json!({ "metadata": { "name": "n1", "uid": "u-1", "annotations": annotations } });
+            decode_followed_node(text.to_string().as_bytes()).unwrap()
+        };
+        for (size, kept) in [(10, true), (8192, true), (8193, false), (100_000, false)] {
+            let node = of(size);
+            assert_eq!(node.assumed.map(|text| text.len()), kept.then_some(size));
+            assert_eq!((node.annotations.len(), node.annotations_left_out), (1, 0), "{size}");
         }
     }
 

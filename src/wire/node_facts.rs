@@ -23,7 +23,8 @@ pub fn of(node: &FollowedNode) -> NodeFacts {
         // Those of HAMi's scheduler and plugin. A scheduler's request says nothing about the agent.
         Some(Handshake::Reported | Handshake::Requesting { .. } | Handshake::Deleted | Handshake::Other) | None => None,
     };
-    NodeFacts { uid: node.uid.clone(), name: node.name.clone(), register, cordoned, handshake, links }
+    let (uid, name, assumed) = (node.uid.clone(), node.name.clone(), node.assumed.clone());
+    NodeFacts { uid, name, register, cordoned, handshake, assumed, links }
 }
 
 fn gpus(node: &FollowedNode) -> Result<Vec<RegisteredGpu>, Arc<str>> {
@@ -60,6 +61,7 @@ mod tests {
             arrival: None,
             annotations,
             annotations_left_out: left_out,
+            assumed: None,
         })
     }
 

@@ -5,7 +5,8 @@
 //! lists have a maximum length. Entries beyond it are counted, because a claim that was cut off must not look like a
 //! missing claim.
 
-use crate::annotation_keys::SYSTEM_OWNED;
+use crate::annotation_keys::{ASSUMED, SYSTEM_OWNED};
+use crate::assumed::MAX_ASSUMED;
 use crate::variables::Variables;
 use crate::{misspelt_key, quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
@@ -154,7 +155,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
     // A grace period without a bound can give a time before 1970. Such a pod is being deleted, and it must not be unreadable:
     // its owner could keep a node closed with it.
     let deleted_at = deletion_timestamp.map(|text| timestamp::rfc3339(&text).unwrap_or_default());
-    let Annotations { kept, left_out, system_left_out, bytes, mirror_of } = annotations.0;
+    let Annotations { kept, left_out, system_left_out, bytes, mirror_of, assumed: _ } = annotations.0;
     let controller = owner_references.0.iter().find(|owner| owner.controller == Some(true));
     let is_of_node = controller.is_some_and(|owner| owner.kind == "Node" && owner.api_version == "v1");
     let (containers, containers_left_out) = containers(&spec, &status);
@@ -638,13 +639,15 @@ pub(crate) struct Annotations {
     /// Bytes of all of them, kept or not.
     bytes: usize,
     mirror_of: Option<PodUid>,
+    /// Of a Node: what it says is taken of its GPUs. It takes no room of the others, and a pod has none.
+    pub(crate) assumed: Option<Arc<str>>,
 }
 
 impl<'de> Deserialize<'de> for Annotations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // A user's annotations must not displace a claim: system-owned annotations get their space first.
         let (mut system, mut free) = (BoundedEntries::default(), BoundedEntries::default());
-        let (mut hash, mut mirror) = (None, None);
+        let (mut hash, mut mirror, mut assumed) = (None, None, None);
         let (mut skipped, mut read) = (0, 0);
         let mut misspelt: Vec<Arc<str>> = Vec::new();
         deserializer.deserialize_map(SelectedEntries {
@@ -654,6 +657,7 @@ impl<'de> Deserialize<'de> for Annotations {
                 match key.as_str() {
                     CONFIG_HASH => hash = Some(value),
                     CONFIG_MIRROR => mirror = Some(value),
+                    ASSUMED => assumed = Some(value).filter(|text| text.len() <= MAX_ASSUMED).map(Arc::from),
                     owned if SYSTEM_OWNED.contains(&owned) => system.take(key.into(), value.into()),
                     ours if is_ours(ours) => free.take(key.into(), value.into()),
                     other if misspelt.len() < MAX_MISSPELT => misspelt.push(other.into()),
@@ -673,7 +677,7 @@ impl<'de> Deserialize<'de> for Annotations {
         kept.sort();
         kept.shrink_to_fit();
         let mirror_of = mirror_of(hash.as_deref(), mirror.as_deref());
-        Ok(Annotations { kept, left_out, system_left_out, bytes: skipped + read, mirror_of })
+        Ok(Annotations { kept, left_out, system_left_out, bytes: skipped + read, mirror_of, assumed })
     }
 }
 

@@ -230,6 +230,18 @@ mod tests {
         assert!(role.contains("resources: [serviceaccounts/token]"), "{role}");
         assert!(role.contains(&format!("resourceNames: [{SERVICE}]")), "{role}");
         assert!(whole(&["extender.enabled=true"]).contains("name: gpu-steward-extender"));
+        // An extender may write to Nodes only if it must, and there one annotation only.
+        for (assumes, rights) in [("false", "[get, list, watch]"), ("true", "[get, list, watch, patch]")] {
+            let setting = format!("extender.settings.assume-annotation={assumes}");
+            let text = whole(&["extender.enabled=true", &setting]);
+            let mut objects = text.split("\n---");
+            let of_extender =
+                |object: &&str| object.contains("kind: ClusterRole\n") && object.contains("[pods/binding]");
+            let role = objects.find(of_extender).expect("the ClusterRole of the extender");
+            let nodes = role.split_once("resources: [nodes]").and_then(|(_, rest)| rest.split_once("- apiGroups"));
+            assert!(nodes.expect("its rights on Nodes").0.contains(&format!("verbs: {rights}\n")), "{role}");
+            assert_eq!(text.contains("name: gpu-steward-extender-nodes\n"), assumes == "true", "{text}");
+        }
         let output = try_render(&[], &["guard.enabled=false"])
             .expect_err("an unguarded cluster without the flag that accepts it");
         assert!(output.contains("guard.acceptUnguarded=true") && output.contains("any GPU"), "{output}");

@@ -1,7 +1,7 @@
 //! Tests the guard of system-owned keys: a real API server accepts each write that must pass, and refuses each write
 //! that must not pass. Promise 26 in docs/specification.md.
 
-use crate::chart::install;
+use crate::chart::{EXTENDER, NAMESPACE, install, render};
 use crate::life::sleeper;
 use lab::cluster::{Cluster, ClusterOptions};
 use lab::eventually::eventually;
@@ -316,4 +316,62 @@ fn hamis_accounts_pass_only_if_the_chart_names_them() {
     // Every account that may write to Nodes may write an administrator's key.
     let _ = annotate(&plugin, &["node", "node-1"], "hami.io/device-cordon", "GPU-x").ok();
     let _ = remove(&plugin, &["node", "node-1"], "hami.io/device-cordon").ok();
+}
+
+/// With `--assume-annotation` the extender's account may patch Nodes, and change one annotation there.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_extender_may_change_one_annotation_of_a_node() {
+    const KEY: &str = "hami.io/node-nvidia-assume";
+    const ROLE: &str = "gpu-steward-test-assumes";
+    let cluster = Cluster::shared();
+    let lease = cluster.lease();
+    let node = lease.node.as_str();
+    install(&cluster, &[]);
+    let admin = cluster.admin();
+    let values = ["extender.enabled=true", "extender.settings.assume-annotation=true"];
+    let _ = admin.apply(&render(&["guard/extender"], &values)).ok();
+    // The rights that the chart gives to the account of an extender, and more: the policy alone must refuse the other writes.
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": ROLE },
+        "rules": [
+            { "apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["get", "patch"] },
+            { "apiGroups": ["gpu-steward.io"], "resources": ["systemkeys"], "verbs": ["own"] },
+        ],
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": { "name": ROLE },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ROLE },
+        "subjects": [{ "kind": "ServiceAccount", "name": EXTENDER, "namespace": NAMESPACE }],
+    });
+    let _ = admin.apply(&format!("{role}\n---\n{binding}")).ok();
+    let extender = account(&admin, NAMESPACE, EXTENDER);
+    let patch = |patch: &Value, more: &[&str]| {
+        let text = patch.to_string();
+        extender.run(&[&["patch", "node", node, "--type=merge", "-p", &text], more].concat())
+    };
+    let annotation = |key: &str| json!({ "metadata": { "annotations": { key: "{}" } } });
+    let other = "an extender may not change these annotations of node";
+    eventually("the policy of the extender", READY, || {
+        patch(&annotation("anything"), &["--dry-run=server"]).err.contains(other).then_some(())
+    });
+    let taint = json!({ "spec": { "taints": [{ "key": "a", "effect": "NoExecute" }] } });
+    for (change, more, why) in [
+        (annotation("hami.io/node-nvidia-register"), &[][..], other),
+        (annotation("hami.io/device-cordon"), &[], other),
+        (json!({ "metadata": { "labels": { "team": "a" } } }), &[], "an extender may not change these labels of node"),
+        (
+            json!({ "metadata": { "finalizers": ["a.io/stay"] } }),
+            &[],
+            "an extender may not change the finalizers of node",
+        ),
+        (taint, &[], "an extender may not change the spec of node"),
+        (annotation(KEY), &["--subresource=status"], "an extender may only change an annotation of a node"),
+    ] {
+        let output = patch(&change, more).refused();
+        assert!(output.contains(why), "{change}: {output}");
+    }
+    let _ = patch(&annotation(KEY), &[]).ok();
+    let _ = patch(&json!({ "metadata": { "annotations": { KEY: null } } }), &[]).ok();
+    let _ = admin.run(&["delete", "clusterrole,clusterrolebinding", ROLE]).ok();
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 const SOON: Duration = Duration::from_secs(60);
 const REGISTER: &str = "hami.io/node-nvidia-register";
 const HANDSHAKE: &str = "hami.io/node-handshake";
+const ASSUMED: &str = "hami.io/node-nvidia-assume";
 
 /// A Node with entries of an administrator and of NVIDIA's GPU operator.
 fn node(name: &str) -> Value {
@@ -108,6 +109,13 @@ fn clean_node_removes_what_agents_wrote_and_nothing_else() {
         "f:metadata": { "f:annotations": { (format!("f:{REGISTER}")): {}, (format!("f:{HANDSHAKE}")): {} } },
     } }]);
     server.put("nodes", hamis.clone());
+    // The extender has written on the third one.
+    let mut assumed = node("n4");
+    assumed["metadata"]["annotations"][ASSUMED] = r#"{"devices":[]}"#.into();
+    assumed["metadata"]["managedFields"].as_array_mut().unwrap().push(json!({
+        "manager": "gpu-steward-extender", "fieldsV1": { "f:metadata": { "f:annotations": { (format!("f:{ASSUMED}")): {} } } },
+    }));
+    server.put("nodes", assumed);
 
     let home = tempfile::tempdir().unwrap();
     let kubeconfig = server.kubeconfig(home.path());
@@ -123,9 +131,11 @@ fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     let (code, log) = run("n1");
     assert!(code == Some(0) && log.contains("nodes=0"), "nothing is left to do: {code:?} {log}");
 
+    let (code, log) = run("n4");
+    assert!(code == Some(0) && !clean(&server, "n4"), "an agent's account may not remove it: {code:?} {log}");
     server.put("nodes", requesting);
     let (code, log) = run("--all");
-    assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
+    assert!(code == Some(0) && clean(&server, "n1") && clean(&server, "n4"), "{code:?} {log}");
     let left = server.object("nodes", "", "n2").unwrap();
     assert_eq!(left["metadata"]["annotations"], hamis["metadata"]["annotations"], "the annotations of HAMi stay");
 

@@ -71,6 +71,11 @@ impl Extender {
         extender.wait_until_leads();
         extender
     }
+
+    /// Stops it, and lets another one lead at once.
+    pub(crate) fn stop(mut self) {
+        self.0.terminate();
+    }
 }
 
 impl Deref for Extender {

@@ -1,6 +1,7 @@
 //! The built extender: how the annotations that agents and operators write on a Node change its decisions.
 
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
+use crate::program::BINARY;
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
@@ -92,4 +93,64 @@ fn a_topology_aware_pod_gets_the_gpus_with_the_best_links() {
         (claim_of(number) == best).then_some(())
     });
     assert_eq!(claim_of(number + 1), best, "and again");
+}
+
+const ASSUMED: &str = "hami.io/node-nvidia-assume";
+
+/// The number of writes to the Node of this name.
+fn writes(server: &FakeApiServer, node: &str) -> usize {
+    let path = format!("/api/v1/nodes/{node}");
+    server.requests().iter().filter(|request| request.method == "PATCH" && request.path == path).count()
+}
+
+/// Waits until a Node says this of its GPUs.
+fn says(server: &FakeApiServer, name: &str, expected: &Value) {
+    eventually(&format!("{name}: {expected}"), SOON, || {
+        let node = server.object("nodes", "", name).expect("the Node");
+        let text = node["metadata"]["annotations"][ASSUMED].as_str();
+        let shown = text.map_or(Value::Null, |text| serde_json::from_str(text).expect("JSON"));
+        (shown == *expected).then_some(())
+    });
+}
+
+#[test]
+fn with_assume_annotation_a_node_says_what_is_taken_of_its_gpus() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 2);
+    node(&server, "n2", 1);
+    let taken = |name: &str, used: u32| {
+        let gpu = json!({ "id": format!("GPU-{name}-0"), "used": used, "usedmem": 3000 * used, "usedcores": 0 });
+        json!({ "devices": [gpu] })
+    };
+    let binds = |extender: &Extender, number: u32, on: &str| {
+        let asks = pod(&server, number, 3000);
+        extender.filter(&asks, &[on]);
+        assert_eq!(extender.bind(&asks, on), "");
+        asks
+    };
+    let silent = Extender::led(&server);
+    let first = binds(&silent, 1, "n1");
+    silent.stop();
+    assert_eq!(writes(&server, "n1"), 0, "it is off by default");
+    let extender = Extender::start_with(BINARY, &server, &["--assume-annotation"]);
+    extender.wait_until_leads();
+    says(&server, "n1", &taken("n1", 1));
+    binds(&extender, 2, "n2");
+    says(&server, "n2", &taken("n2", 1));
+    assert_eq!((writes(&server, "n1"), writes(&server, "n2")), (1, 1));
+    server.remove("pods", "ml", first["metadata"]["name"].as_str().unwrap());
+    says(&server, "n1", &Value::Null);
+    extender.stop();
+    // The next leader finds what the Nodes say, and writes only what is new. It looks at n2 before it writes on n1 a second time.
+    let next = Extender::start_with(BINARY, &server, &["--assume-annotation"]);
+    next.wait_until_leads();
+    for (number, gone) in [(3, false), (4, true)] {
+        let name = binds(&next, number, "n1")["metadata"]["name"].as_str().unwrap().to_owned();
+        says(&server, "n1", &taken("n1", 1));
+        if !gone {
+            server.remove("pods", "ml", &name);
+            says(&server, "n1", &Value::Null);
+        }
+    }
+    assert_eq!((writes(&server, "n1"), writes(&server, "n2")), (5, 1));
 }

@@ -44,6 +44,11 @@
 {{- if eq (toString (get .Values.agent.settings "evict-over-use")) "true" }}yes{{ end }}
 {{- end }}
 
+{{/* Not empty if the extender writes on Nodes what is taken of their GPUs. */}}
+{{- define "steward.assumes" -}}
+{{- if and .Values.extender.enabled (eq (toString (get .Values.extender.settings "assume-annotation")) "true") }}yes{{ end }}
+{{- end }}
+
 {{- define "steward.labels" -}}
 app.kubernetes.io/name: gpu-steward
 app.kubernetes.io/instance: {{ .Release.Name }}

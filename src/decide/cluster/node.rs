@@ -10,6 +10,7 @@ use crate::placement::{
     BeyondClaims, Capacity, ClaimedUse, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode, ReportedMemory,
 };
 use model::agent_stream::{AgentPhase, PodStage, ReportedUse};
+use model::assumed::AssumedDevice;
 use model::claim::{Claim, ClaimOrigin};
 use model::followed_node::NodeFacts;
 use model::gpu_pod::GpuPod;
@@ -43,6 +44,8 @@ pub struct NodeClaims {
     agent: Option<AgentLink>,
     /// The handshake on the Node. It counts only while the agent has no stream.
     handshake: HandshakeAge,
+    /// What the Node says is taken of its GPUs.
+    shown_assumed: Option<Arc<str>>,
     /// Whether the agent had a stream when the Node was deleted, and has opened none since then. Until it does, it is
     /// not known what runs on a new Node of this name: its register may be that of the deleted Node.
     returns: bool,
@@ -78,6 +81,7 @@ impl NodeClaims {
             version,
             agent: None,
             handshake: HandshakeAge::default(),
+            shown_assumed: None,
             returns: false,
             ending: BTreeSet::new(),
             static_pods: StaticPods::default(),
@@ -111,6 +115,25 @@ impl NodeClaims {
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
+    }
+
+    /// What the claims take of each of its devices, without those of which nothing is taken.
+    #[must_use]
+    pub fn assumed(&self) -> Vec<AssumedDevice> {
+        let taken = self.devices.devices.iter().filter(|device| device.claimed != DeviceDemand::default());
+        let one = |device: &PlacementDevice| AssumedDevice {
+            device: device.uuid.clone(),
+            containers: device.claimed.containers,
+            memory: Bytes(device.claimed.memory),
+            cores: device.claimed.cores,
+        };
+        taken.map(one).collect()
+    }
+
+    /// What the Node says is taken of its GPUs.
+    #[must_use]
+    pub fn shown_assumed(&self) -> Option<&Arc<str>> {
+        self.shown_assumed.as_ref()
     }
 
     /// The version of the node for which a verdict is valid.
@@ -494,6 +517,11 @@ impl NodeClaims {
         self.uid = Some(facts.uid.clone());
         if self.handshake.is(facts.handshake) {
             self.version.changes();
+        }
+        if self.shown_assumed != facts.assumed {
+            // Written at most once a second in the whole cluster, so verdicts are seldom lost by it.
+            self.version.changes();
+            self.shown_assumed.clone_from(&facts.assumed);
         }
         let register = match &facts.register {
             Ok(register) => register,

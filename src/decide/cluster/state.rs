@@ -173,6 +173,18 @@ impl NodeNames {
     pub fn iter(&self) -> impl Iterator<Item = &NodeName> {
         self.0.keys()
     }
+
+    /// Whether the node was known.
+    #[must_use]
+    pub fn has(&self, name: &NodeName) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// The names with the versions of the nodes now, in no order. The version of a node changes with its claims and with what its
+    /// Node says, and is never that of an earlier node.
+    pub fn versions(&self) -> impl Iterator<Item = (&NodeName, (u64, u64))> {
+        self.0.iter().map(|(name, version)| (name, version.numbers()))
+    }
 }
 
 impl ClusterState {

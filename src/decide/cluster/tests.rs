@@ -66,6 +66,7 @@ pub(super) fn facts(n: u32, gpus: u32) -> NodeFacts {
         register: Ok((0..gpus).map(gpu).collect()),
         cordoned: BTreeSet::new(),
         handshake: None,
+        assumed: None,
         links: BTreeMap::new(),
     }
 }

@@ -268,6 +268,7 @@ fn settings(times: ElectionTimes, seed: u64) -> ExtenderSettings {
         allowed_hosts: Vec::new(),
         streams: None,
         lease: LeaseSettings { name: "gpu-steward".to_owned(), namespace: Some("kube-system".to_owned()), times },
+        assume_annotation: false,
         rules: ClusterRules { answered_nodes, ..ClusterRules::default() },
         log_format: LogFormat::Text,
         verbosity: Verbosity(0),

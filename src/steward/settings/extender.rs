@@ -73,6 +73,7 @@ impl Reader<'_> {
         let allowed_hosts = self.take("allowed-hosts", |text| value::unless_none(text, value::hosts));
         let streams = self.streams();
         let lease = self.lease();
+        let assume_annotation = self.take("assume-annotation", value::switch);
         let rules = self.cluster_rules();
         let resources = self.resources();
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::paths));
@@ -87,6 +88,7 @@ impl Reader<'_> {
             allowed_hosts: allowed_hosts?.unwrap_or_default(),
             streams: streams?,
             lease: lease?,
+            assume_annotation: assume_annotation?,
             rules: rules?,
             log_format: log_format?,
             verbosity: verbosity?,

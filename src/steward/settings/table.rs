@@ -479,6 +479,14 @@ pub(crate) const KEYS: &[Key] = &[
     .read_by(EXTENDER),
     key(
         Scheduling,
+        "assume-annotation",
+        (SWITCH, "false"),
+        "Write on Nodes what is taken of their GPUs (hami.io/node-nvidia-assume), on one Node a second at most; each \
+         write lets kube-scheduler try refused pods again",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
         "stream-listen",
         ("ADDRESS", "none"),
         "Address of the TLS port for the agents' reports and for the other extenders: 0.0.0.0:9443; none switches \
