@@ -5,6 +5,7 @@
 //!   list, watch            a kind of objects, by page; the changes after a version
 //!   patch, create, delete  writes
 //!   bind, evict            writes to a pod's subresources
+//!   pod_log                the end of a container's log
 //! ```
 //!
 //! A call is never repeated here: the caller decides whether to try again. After a call without an answer, the next one
@@ -69,8 +70,12 @@ pub enum ObjectForm {
 pub struct ApiSelection {
     /// The kind.
     pub resource: ApiResource,
-    /// A field selector; `None` for all objects of the kind.
+    /// The namespace; `None` for all namespaces, and for objects without one.
+    pub namespace: Option<String>,
+    /// A field selector; `None` for all objects.
     pub fields: Option<String>,
+    /// A label selector; `None` for all objects.
+    pub labels: Option<String>,
     /// The form.
     pub form: ObjectForm,
 }
@@ -190,6 +195,23 @@ impl ApiClient {
         let most = if limit.is_some() { MAX_PAGE } else { MAX_LIST };
         let read = async { self.send(call.clone(), path, content, SILENCE).await?.whole(most).await };
         self.within(PAGE_WITHIN, call.clone(), read).await
+    }
+
+    /// Reads the last lines of a container's log, at most `bytes`.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 400 while the container has not started.
+    pub async fn pod_log(
+        &self,
+        pod: &PodRef,
+        container: &str,
+        (lines, bytes): (u32, u32),
+    ) -> Result<Vec<u8>, ApiError> {
+        let call =
+            ApiCall::new(ApiVerb::Get, ApiResource::PodLogs, format!("log of container {container} of pod {pod}"));
+        let path = ApiPath::pod(pod, &["log"]).with("container", container).with("tailLines", &lines.to_string());
+        let content = Content { method: http::Method::GET, accept: "*/*", body: None };
+        self.answered(call, path.with("limitBytes", &bytes.to_string()), content).await
     }
 
     /// Watches for changes after `version`, for `seconds`.
@@ -354,17 +376,24 @@ impl ApiClient {
             sent.map_err(|why| self.error(call.clone(), ApiFailure::Broken(with_causes(&why))))
         };
         let response = self.within(within, call.clone(), sent).await?;
+        if response.status().is_success() {
+            return Ok(self.answer(call, response));
+        }
+        Err(self.refused(call, response).await)
+    }
+
+    fn answer(&self, call: ApiCall, response: http::Response<Body>) -> ApiAnswer {
+        ApiAnswer { call, server: Arc::clone(&self.connection.server), body: response.into_body() }
+    }
+
+    /// The error for a response that is a refusal.
+    pub(crate) async fn refused(&self, call: ApiCall, response: http::Response<Body>) -> ApiError {
         let status = response.status();
         let wait =
             response.headers().get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        let server = Arc::clone(&self.connection.server);
-        let answer = ApiAnswer { call: call.clone(), server, body: response.into_body() };
-        if status.is_success() {
-            return Ok(answer);
-        }
-        let text = answer.whole(MAX_REFUSAL).await.unwrap_or_default();
+        let text = self.answer(call.clone(), response).whole(MAX_REFUSAL).await.unwrap_or_default();
         let refusal = refusal(status.as_u16(), &text);
-        Err(self.error(call, ApiFailure::Refused { refusal, wait: wait.map(Duration::from_secs) }))
+        self.error(call, ApiFailure::Refused { refusal, wait: wait.map(Duration::from_secs) })
     }
 
     /// The error of a call at this server.
@@ -376,12 +405,23 @@ impl ApiClient {
 // === impl ApiSelection ===
 
 impl ApiSelection {
+    /// All objects of a kind.
+    #[must_use]
+    pub fn all(resource: ApiResource, form: ObjectForm) -> ApiSelection {
+        ApiSelection { resource, namespace: None, fields: None, labels: None, form }
+    }
+
     fn path(&self) -> ApiPath {
-        let path = ApiPath::of("/api/v1", &[self.resource.plural()]);
-        match &self.fields {
-            Some(fields) => path.with("fieldSelector", fields),
-            None => path,
+        let mut path = match &self.namespace {
+            Some(namespace) => ApiPath::of("/api/v1/namespaces", &[namespace, self.resource.plural()]),
+            None => ApiPath::of("/api/v1", &[self.resource.plural()]),
+        };
+        for (key, selector) in [("fieldSelector", &self.fields), ("labelSelector", &self.labels)] {
+            if let Some(selector) = selector {
+                path = path.with(key, selector);
+            }
         }
+        path
     }
 }
 
@@ -452,7 +492,7 @@ impl ApiAnswer {
 }
 
 /// An error and its causes in one line: most of these errors mean little without their causes.
-fn with_causes(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(error) = next {

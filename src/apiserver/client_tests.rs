@@ -136,7 +136,7 @@ async fn a_get_reads_the_cache_or_etcd_and_a_list_has_pages() {
     for number in 0..5 {
         server.put("nodes", json!({ "metadata": { "name": format!("n{number}") } }));
     }
-    let nodes = ApiSelection { resource: ApiResource::Nodes, fields: None, form: ObjectForm::Metadata };
+    let nodes = ApiSelection::all(ApiResource::Nodes, ObjectForm::Metadata);
     let (mut age, mut pages) = (ReadAge::Newest, Vec::new());
     loop {
         let page = client.list(&nodes, &age, Some(2)).await.unwrap();

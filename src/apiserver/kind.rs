@@ -366,7 +366,7 @@ macro_rules! pods {
 
             fn selection(&self) -> ApiSelection {
                 let fields: fn(&Self) -> Option<String> = $fields;
-                ApiSelection { resource: ApiResource::Pods, fields: fields(self), form: ObjectForm::Whole }
+                ApiSelection { fields: fields(self), ..ApiSelection::all(ApiResource::Pods, ObjectForm::Whole) }
             }
 
             fn uid_of(pod: &Pod) -> &PodUid {
@@ -430,7 +430,7 @@ impl Followed for AllNodes {
     const PAGE: Option<u32> = Some(500);
 
     fn selection(&self) -> ApiSelection {
-        ApiSelection { resource: ApiResource::Nodes, fields: None, form: ObjectForm::Metadata }
+        ApiSelection::all(ApiResource::Nodes, ObjectForm::Metadata)
     }
 
     fn uid_of(node: &FollowedNode) -> &ObjectUid {

@@ -8,6 +8,7 @@
 //!   writes              annotations, labels, events, evictions ─────────┤
 //!   lease               the Lease of a leader election ─────────────────┤
 //!   kept_object         one Secret or ConfigMap ────────────────────────┤
+//!   port_forward        a connection to a port of a pod ────────────────┤
 //!   kind absence by_importance store page_size read_objects follow
 //!                        list, then watch ──▶ changes, for a listener ◀────────┘
 //!   resource            the kinds of objects, and their paths at the API server
@@ -30,6 +31,7 @@ pub mod versions;
 pub mod writes;
 pub mod lease;
 pub mod kept_object;
+pub mod port_forward;
 pub mod kind;
 mod absence;
 mod by_importance;

@@ -76,7 +76,7 @@ pub async fn nodes_now(connection: &ApiConnection) -> Result<Vec<NodeObject>, Ap
         let call = ApiCall::new(ApiVerb::List, ApiResource::Nodes, "nodes");
         client.error(call, ApiFailure::Unreadable(why))
     };
-    let all = ApiSelection { resource: ApiResource::Nodes, fields: None, form: ObjectForm::Metadata };
+    let all = ApiSelection::all(ApiResource::Nodes, ObjectForm::Metadata);
     let (mut nodes, mut age) = (Vec::new(), ReadAge::Newest);
     loop {
         let bytes = client.list(&all, &age, Some(PAGE)).await?;

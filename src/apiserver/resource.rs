@@ -12,6 +12,10 @@ pub enum ApiResource {
     PodBindings,
     /// A pod's eviction.
     PodEvictions,
+    /// A pod's logs.
+    PodLogs,
+    /// A connection to a port of a pod.
+    PodPortForwards,
     /// Nodes.
     Nodes,
     /// Events.
@@ -43,6 +47,8 @@ impl ApiResource {
             ApiResource::Pods => "pods",
             ApiResource::PodBindings => "pods/binding",
             ApiResource::PodEvictions => "pods/eviction",
+            ApiResource::PodLogs => "pods/log",
+            ApiResource::PodPortForwards => "pods/portforward",
             ApiResource::Nodes => "nodes",
             ApiResource::Events => "events",
             ApiResource::Leases => "leases",

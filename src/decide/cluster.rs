@@ -22,6 +22,7 @@ mod version;
 mod static_pods;
 mod agent_link;
 mod handshake_age;
+mod belief;
 mod node;
 mod rank;
 mod verdicts;
@@ -48,6 +49,7 @@ mod summary;
 
 pub use agent_link::StreamId;
 pub use agents::{ReportRefusal, STREAM_BACK_WITHIN};
+pub use belief::AgentBelief;
 pub use bind::{BindOutcome, BindRefusal};
 pub use closed::{ClosedReason, Closing, ClosingChange};
 pub use filter::{CheckCounts, ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, score};

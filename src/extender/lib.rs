@@ -20,6 +20,7 @@
 //!                                 writes bindings, evictions, and what is assumed on Nodes at the API server
 //!   events closings closing_pace  events on pods and Nodes, and how often
 //!   decisions explain pod_steps   the last decisions, for /api/v1/decisions; the texts of decisions; one pod's lines in the log
+//!   beliefs                       what is believed of the nodes, for /api/v1/nodes
 //!   realtime                      what the real-time check of memory finds, for the log and the metrics
 //!   streams stream_port agent_streams stream_limit stream_counts
 //!                                 the agents' streams
@@ -58,6 +59,7 @@ mod realtime;
 mod proxy;
 mod explain;
 mod decisions;
+mod beliefs;
 mod eviction;
 mod assumed_writer;
 mod watch_health;

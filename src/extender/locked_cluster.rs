@@ -650,7 +650,7 @@ impl LockedCluster {
 
     /// Visits all nodes in steps, and releases the lock between two steps: a filter call must not wait for a whole
     /// scrape.
-    fn walk(&self, mut look: impl FnMut(&ClusterState, &NodeClaims)) {
+    pub(super) fn walk(&self, mut look: impl FnMut(&ClusterState, &NodeClaims)) {
         let names = self.node_names();
         let names: Vec<NodeName> = names.iter().cloned().collect();
         let mut names = names.iter();

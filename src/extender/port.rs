@@ -4,6 +4,7 @@
 //! that could name pods and nodes from elsewhere would have to be authenticated, as on the TLS port (`stream_port`). Health
 //! and metrics are open.
 
+use super::beliefs;
 use super::callers::Callers;
 use super::decisions::Decisions;
 use super::hami_metrics;
@@ -48,7 +49,8 @@ const HERE: &str =
     "the verbs and decisions of the extender are for callers on this machine: run kube-scheduler in the same pod.";
 
 /// The paths that are not verbs.
-const PATHS: [&str; 6] = ["/healthz", "/readyz", "/leadz", "/metrics", "/metrics/hami", "/api/v1/decisions"];
+const PATHS: [&str; 7] =
+    ["/healthz", "/readyz", "/leadz", "/metrics", "/metrics/hami", "/api/v1/decisions", "/api/v1/nodes"];
 
 /// The limits of the connections. kube-scheduler keeps one connection for its filter calls and one for each bind under way.
 pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
@@ -343,12 +345,13 @@ impl ExtenderPort {
             "/leadz" => self.leadz(),
             "/metrics" => self.metrics(request.headers(), peer).await,
             "/api/v1/decisions" => self.decisions(request.uri()),
+            "/api/v1/nodes" => self.nodes(request.uri(), peer).await,
             _ => {
                 self.measures.unknown_path();
                 text(
                     StatusCode::NOT_FOUND,
                     "unknown path; the verbs are /filter, /prioritize, /bind and /preempt, the rest /healthz, /readyz, \
-                     /leadz, /metrics, /metrics/hami and /api/v1/decisions."
+                     /leadz, /metrics, /metrics/hami, /api/v1/decisions and /api/v1/nodes."
                         .to_owned(),
                 )
             }
@@ -372,6 +375,25 @@ impl ExtenderPort {
         match serde_json::to_string(&found) {
             Ok(body) => json(body),
             Err(why) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("the decisions cannot be written: {why}")),
+        }
+    }
+}
+
+impl ExtenderPort {
+    /// What is believed of the nodes, which only the leader knows whole: agents report to it alone.
+    async fn nodes(&self, uri: &Uri, peer: IpAddr) -> Answer {
+        if let Some(answer) = self.not_leading() {
+            return answer;
+        }
+        let node = match query::values(uri.query().unwrap_or_default(), ["node"]) {
+            Ok([node]) => node,
+            Err(why) => return text(StatusCode::BAD_REQUEST, format!("{why}.")),
+        };
+        let Some(_turn) = self.scrapes.enter(peer).await else { return self.too_many_scrapes() };
+        match beliefs::of(&self.verbs.cluster, node.as_deref()).map(|nodes| serde_json::to_string(&nodes)) {
+            Ok(Ok(body)) => json(body),
+            Ok(Err(why)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("the nodes cannot be written: {why}")),
+            Err(why) => text(StatusCode::NOT_FOUND, format!("{why}.")),
         }
     }
 }

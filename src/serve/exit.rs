@@ -1,4 +1,4 @@
-//! Exit codes, with the numbers of sysexits.h, which service managers and scripts know.
+//! Exit codes, with the numbers of sysexits.h, which service managers and scripts know, and 1 and 2 as `grep` and `diff` use them.
 
 use std::process::ExitCode;
 
@@ -7,8 +7,10 @@ use std::process::ExitCode;
 pub enum Exit {
     /// Success, also after SIGTERM or SIGINT.
     Ok,
-    /// A task or thread that must not end has ended.
+    /// A task or thread that must not end has ended; for `doctor`: something is wrong.
     Failure,
+    /// `doctor` found nothing wrong, but could not look at everything that it needs for an answer.
+    NotSeen,
     /// A flag, environment variable or line of the configuration file is wrong.
     Usage,
     /// Something that the program needs is not available: an address is in use, or no agent listens.
@@ -25,6 +27,7 @@ impl Exit {
         match self {
             Exit::Ok => 0,
             Exit::Failure => 1,
+            Exit::NotSeen => 2,
             Exit::Usage => 64,
             Exit::Unavailable => 69,
             Exit::Restart => 75,

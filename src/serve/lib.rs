@@ -1,7 +1,7 @@
 //! HTTP serving and the process lifecycle: what agent and extender share as programs. Nothing here is about GPUs.
 //!
 //! ```text
-//!   exit version            exit codes; the version of the program
+//!   exit version terminal   exit codes; the version of the program; text from outside on a terminal
 //!   open_files              the limit of open files
 //!   log                     the log: text, JSON or journald; its level; repeated lines
 //!   notify                  tells the service manager (systemd) what the program does
@@ -21,6 +21,7 @@
 
 pub mod exit;
 pub mod version;
+pub mod terminal;
 pub mod open_files;
 pub mod log;
 pub mod notify;

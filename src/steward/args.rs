@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Renamed(Box<Command>, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
+    /// Find out what is wrong.
+    Doctor(doctor::DoctorCommand),
     /// Run as the child process that finds symbols for the agent's profiles.
     Symbolize,
     /// Run the extender.
@@ -57,6 +59,7 @@ Examples:
   gpu-steward agent --standalone --gpus simulated=A100:4  the same with simulated GPUs, marked as simulated
   gpu-steward extender --kubeconfig ~/.kube/config        place GPU pods for the kube-scheduler on this machine
   gpu-steward usage --watch                               what the agent on this machine reports about its GPUs
+  gpu-steward doctor nodes                                which Nodes are not well, and what to do
   gpu-steward print-config -o yaml                        the effective settings, as a configuration file";
 
 const CLEAN_NODE_EXAMPLES: &str = "\
@@ -87,7 +90,8 @@ which overrides the file, which overrides the default; `gpu-steward print-config
 const EXIT_CODES: &str = "\
 Exit codes:
     0  success (also after SIGTERM or SIGINT)
-    1  a task that must not end has ended; the last error line names it
+    1  a task that must not end has ended; the last error line names it (doctor: something is wrong)
+    2  doctor could not look at everything that its answer needs
    64  a flag, an environment variable or the configuration file is wrong
    69  unavailable: an address is in use, another plugin serves GPUs here, or no agent listens
    75  the NVIDIA driver was updated under the agent, which must be restarted
@@ -110,6 +114,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
         }
         Some(("extender", sub)) => Ok(Command::Extender(raw(sub))),
         Some(("top", sub)) => Ok(Command::Top(top::Settings::read(sub))),
+        Some((doctor::NAME, sub)) => doctor::read(sub).map(Command::Doctor),
         Some((pprof::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
@@ -177,6 +182,7 @@ pub(crate) fn command() -> clap::Command {
         .subcommand(clean_node())
         .subcommand(clear_incident())
         .subcommand(top::command())
+        .subcommand(doctor::command())
         .subcommand(with_settings(
             clap::Command::new("print-config")
                 .about("Show the effective settings, and where each value comes from, or a configuration of kube-scheduler")
@@ -349,7 +355,7 @@ mod tests {
 
     fn flags(line: &str) -> Result<RawSettings, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
-            Ok(Command::Top(_) | Command::Symbolize | Command::Renamed(..)) => {
+            Ok(Command::Top(_) | Command::Doctor(_) | Command::Symbolize | Command::Renamed(..)) => {
                 unreachable!("no test passes these commands")
             }
             Ok(

@@ -9,7 +9,7 @@
 //!   settings       flags, environment and file; settings/table.rs has each setting with its default
 //!   run_command    starts each command
 //!   print_config   the command print-config
-//!   top usage      the commands that show what an agent serves
+//!   top usage      the commands that show what an agent serves (`doctor` is a crate of its own)
 //!   jemalloc       the memory allocator
 //! ```
 //!

@@ -60,6 +60,7 @@ pub(crate) fn run(command: Command) -> Exit {
         }),
         Command::Usage(raw, options) => usage::run(&raw, options),
         Command::Top(settings) => Ok(watch(&settings)),
+        Command::Doctor(command) => Ok(doctor::run(&command)),
         // The parent process sees from the exit code that there is no answer, and reports this.
         Command::Symbolize => Ok(pprof::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
     };

@@ -1,4 +1,5 @@
-//! The JSON documents of `/api/v1`: those that the agent serves and `top` reads, and the decisions of the extender.
+//! The JSON documents of `/api/v1`: those that the agent serves and `top` reads, and those of the extender, which
+//! `doctor` reads.
 //!
 //! ```text
 //!   reading        {"value": 3, "age_seconds": 0.4}  or  {"absent": "call_hangs", "reason": "call hangs"}
@@ -6,7 +7,7 @@
 //!   process_owner  the owner of a process: pod and container by name
 //!   gpus pods processes node     one document each of the agent
 //!   snapshot       all four
-//!   decisions      the document of the extender
+//!   decisions believed_nodes     the documents of the extender
 //! ```
 //!
 //! Numbers are in base units, and the names of their fields end in the unit: bytes, seconds, joules, hertz, ratios from
@@ -25,6 +26,7 @@ pub mod processes;
 pub mod node;
 pub mod snapshot;
 pub mod decisions;
+pub mod believed_nodes;
 
 pub use head::ViewHeadJson;
 pub use reading::ReadingJson;
@@ -52,13 +54,14 @@ mod tests {
             read::<pods::PodsJson>(text),
             read::<processes::ProcessesJson>(text),
             read::<decisions::DecisionsJson>(text),
+            read::<believed_nodes::BelievedNodesJson>(text),
         ];
         read.into_iter().filter(|read| *read).count()
     }
 
     const SMALL: &str = r#"{"view": {"node": "n", "sequence": 1, "time_seconds": 1.5, "age_seconds": 0.25, "simulated": false},
         "gpus": [], "gpus_unidentified": [], "left_out": 0, "pods": [], "containers": [], "processes": [], "kept": 0,
-        "decisions": []}"#;
+        "decisions": [], "nodes": []}"#;
 
     #[test]
     fn an_empty_document_is_read() {

@@ -16,6 +16,8 @@
 //!   node node_facts versions labels register handshake links cordon assumed node_lock annotation_keys
 //!                                                 a Node, and what agents and extenders write on it
 //!   watch lease token authority                   lists and watches; Leases; tokens; the extenders' authority
+//!   described_pod described_node described_event  pods, Nodes and events as `doctor` describes them
+//!   websocket                                     frames of a port that is forwarded through the API server
 //!   extender scheduler_config                     kube-scheduler's calls, and its configuration
 //!   checkpoint ticket cdi limits runtime_config device_config
 //!                                                 the kubelet's checkpoint, CDI, the limits file, runtime and HAMi settings
@@ -83,6 +85,10 @@ pub mod started_pods;
 pub mod binding_file;
 pub mod incidents;
 pub mod versions;
+pub mod described_pod;
+pub mod described_node;
+pub mod described_event;
+pub mod websocket;
 pub mod api;
 
 #[cfg(test)]

@@ -173,7 +173,7 @@ fn plain_list(runtime: &Runtime, account: &Path) -> Duration {
         let client = ApiClient::new(connect(Some(account)).await.expect("a connection"));
         let begun = Instant::now();
         for (resource, form) in [(ApiResource::Nodes, ObjectForm::Metadata), (ApiResource::Pods, ObjectForm::Whole)] {
-            let selection = ApiSelection { resource, fields: None, form };
+            let selection = ApiSelection::all(resource, form);
             let mut age = ReadAge::Newest;
             loop {
                 let page = client.list(&selection, &age, Some(PAGE)).await.expect("a page");

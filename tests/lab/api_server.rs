@@ -7,6 +7,7 @@
 //!                            .lose_bindings(…)  .answer_bindings()      bindings with an unknown outcome
 //!                            .lag()                                     reads from the cache stay at the current state
 //!                            .hide(…)                                   lists that do not show an object that exists
+//!                            .forward(…)                                ports of a pod, for `kubectl port-forward`
 //!                            .requests()  .object(…)                     the requests, and the objects
 //! ```
 //!
@@ -18,6 +19,7 @@
 //! watch sends the changes after its start version. New verbs are routes in `router`.
 
 mod patch;
+mod forward;
 
 use crate::eventually::eventually;
 use crate::tokens::{ISSUER, TokenMint};
@@ -140,6 +142,8 @@ struct Cluster {
     changes: Vec<Change>,
     /// Objects that lists do not show.
     hidden: BTreeSet<Key>,
+    /// Where the programs of pods listen, by namespace, name and port.
+    ports: BTreeMap<(String, String, u16), SocketAddr>,
     /// Versions before this one are forgotten.
     oldest: u64,
     fault: ApiServerFault,
@@ -345,6 +349,11 @@ impl FakeApiServer {
         self.shared.cluster.lock().hidden.insert(key);
     }
 
+    /// Forwards connections to this port of a pod to an address.
+    pub fn forward(&self, (namespace, name, port): (&str, &str, u16), to: SocketAddr) {
+        self.shared.cluster.lock().ports.insert((namespace.to_owned(), name.to_owned(), port), to);
+    }
+
     /// Lets the cache catch up.
     pub fn catch_up(&self) {
         self.shared.cluster.lock().cache = None;
@@ -422,11 +431,13 @@ fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/api/v1/{plural}", get(list))
         .route("/api/v1/{plural}/{name}", get(read).patch(write))
-        .route("/api/v1/namespaces/{namespace}/{plural}", post(create))
+        .route("/api/v1/namespaces/{namespace}/{plural}", get(list_in_namespace).post(create))
         .route(
             "/api/v1/namespaces/{namespace}/{plural}/{name}",
             get(read).patch(write).put(replace).delete(delete_object),
         )
+        .route("/api/v1/namespaces/{namespace}/pods/{name}/portforward", get(forward::port))
+        .route("/api/v1/namespaces/{namespace}/pods/{name}/log", get(log))
         .route("/api/v1/namespaces/{namespace}/{plural}/{name}/{subresource}", post(act))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
@@ -487,20 +498,57 @@ struct ShownList<'a> {
     items: Vec<&'a Value>,
 }
 
+/// The log of a container: an annotation of its pod.
+async fn log(State(shared): State<Arc<Shared>>, Place((namespace, name)): Place<(String, String)>) -> Response {
+    match shared.cluster.lock().objects.get(&("pods".to_owned(), namespace, name)) {
+        Some(pod) => pod["metadata"]["annotations"]["lab/log"].as_str().unwrap_or_default().to_owned().into_response(),
+        None => status(404, "not found"),
+    }
+}
+
+/// A list of the objects of a namespace.
+async fn list_in_namespace(
+    state: State<Arc<Shared>>,
+    Place((namespace, plural)): Place<(String, String)>,
+    query: Query<HashMap<String, String>>,
+) -> Response {
+    listed(&state.0, (Some(namespace), plural), &query.0)
+}
+
 /// A list or a watch.
 async fn list(
     State(shared): State<Arc<Shared>>,
     Place(plural): Place<String>,
     Query(query): Query<HashMap<String, String>>,
 ) -> Response {
+    listed(&shared, (None, plural), &query)
+}
+
+fn listed(
+    shared: &Arc<Shared>,
+    (namespace, plural): (Option<String>, String),
+    query: &HashMap<String, String>,
+) -> Response {
     let selected = |field: &str| {
         let value = query.get("fieldSelector").and_then(|selector| selector.strip_prefix(field));
         value.and_then(|value| value.strip_prefix('=')).map(str::to_owned)
     };
-    let selection = Selection { plural, node: selected("spec.nodeName"), name: selected("metadata.name") };
+    let labels = query.get("labelSelector").map(String::as_str).unwrap_or_default();
+    let selection = Selection {
+        plural,
+        namespace,
+        node: selected("spec.nodeName"),
+        name: selected("metadata.name"),
+        about: selected("involvedObject.uid"),
+        labels: labels
+            .split(',')
+            .filter_map(|label| label.split_once('='))
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect(),
+    };
     if query.get("watch").is_some_and(|value| value == "true") {
         let from = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
-        return selection.watch_stream(shared, from);
+        return selection.watch_stream(Arc::clone(shared), from);
     }
     let cluster = shared.cluster.lock();
     // A list without a version comes from etcd; a list with a version comes from a cache that is at least that new.
@@ -731,14 +779,26 @@ fn key_of_path(place: &HashMap<String, String>) -> Key {
 /// The selection of a list or watch.
 struct Selection {
     plural: String,
+    namespace: Option<String>,
     node: Option<String>,
     name: Option<String>,
+    /// The UID of the object that an event is about.
+    about: Option<String>,
+    labels: Vec<(String, String)>,
 }
 
 impl Selection {
     fn matches(&self, key: &Key, object: &Value) -> bool {
         let here = self.node.as_ref().is_none_or(|node| object["spec"]["nodeName"] == node.as_str());
-        key.0 == self.plural && here && self.name.as_ref().is_none_or(|name| key.2 == *name)
+        let about = |uid: &String| {
+            ["involvedObject", "regarding"].iter().any(|field| object[field]["uid"].as_str() == Some(uid.as_str()))
+        };
+        key.0 == self.plural
+            && here
+            && self.namespace.as_ref().is_none_or(|namespace| key.1 == *namespace)
+            && self.name.as_ref().is_none_or(|name| key.2 == *name)
+            && self.about.as_ref().is_none_or(about)
+            && self.labels.iter().all(|(key, value)| object["metadata"]["labels"][key] == value.as_str())
     }
 
     /// Streams all changes after version `from`, until a cut or until the client disconnects.

@@ -42,6 +42,8 @@ mod release;
 #[cfg(test)]
 mod clean;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod simulated;
 #[cfg(test)]
 mod eight;

@@ -1,8 +1,8 @@
 //! The streams between agents and the leading extender: the built programs with a fake API server. A test that needs a
 //! misbehaving agent sends the agent's messages itself.
 
-mod stream_extender;
-mod stream_client;
+pub(crate) mod stream_extender;
+pub(crate) mod stream_client;
 mod hostile;
 mod preempt;
 mod leader_change;

@@ -2,6 +2,7 @@
 
 use model::unit::Bytes as Amount;
 use proto::usage::{Absence, Bytes, Count, Gpu, Health, MigInstance, NodeUsage, Percent, PodShare, gpu_source};
+use serve::terminal::plain;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -221,11 +222,6 @@ fn source(state: &NodeUsage) -> String {
         State::SwitchedOff => "no GPUs: switched off by --gpus none".to_owned(),
         State::Starting | State::Unspecified => "no GPUs: the driver has not been asked yet".to_owned(),
     }
-}
-
-/// Text from outside the program, without control characters.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// At most `width` characters. The end is cut, because similar names differ least at their end.

@@ -1,10 +1,10 @@
-//! The documents of `/api/v1` as `top` and scripts decode them: a decoded document can be encoded and decoded again.
+//! The documents of `/api/v1` as `top`, `doctor` and scripts decode them: a decoded document can be encoded and decoded again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use wire::api::{decisions, gpus, node, pods, processes};
+use wire::api::{believed_nodes, decisions, gpus, node, pods, processes};
 
 fn read<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
     if let Ok(document) = serde_json::from_slice::<T>(bytes) {
@@ -19,4 +19,5 @@ fuzz_target!(|bytes: &[u8]| {
     read::<pods::PodsJson>(bytes);
     read::<processes::ProcessesJson>(bytes);
     read::<decisions::DecisionsJson>(bytes);
+    read::<believed_nodes::BelievedNodesJson>(bytes);
 });

@@ -21,25 +21,25 @@ use tokio_rustls::client::TlsStream;
 const NAME: &str = "extender.gpu-steward.io";
 
 /// The first lines of a request for a stream.
-pub(super) const OPENS: &str =
+pub(crate) const OPENS: &str =
     "GET /v1/agent-stream HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: gpu-steward-stream\r\n";
 
 /// One stream, with its own runtime.
-pub(super) struct StreamClient {
+pub(crate) struct StreamClient {
     runtime: Runtime,
     connection: Mutex<TlsStream<TcpStream>>,
 }
 
 /// Why a stream was refused, or has ended.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(crate) struct Ended {
     /// The status of the answer, or the reason code of the end; `cut` if the connection ended without a code.
-    pub(super) code: String,
-    pub(super) text: String,
+    pub(crate) code: String,
+    pub(crate) text: String,
 }
 
 /// A TLS connection to an extender.
-pub(super) async fn connect(
+pub(crate) async fn connect(
     address: SocketAddr,
     trusted: &str,
     protocol: &[u8],
@@ -59,7 +59,7 @@ pub(super) async fn connect(
 }
 
 /// The status of the answer to a request for a stream. The bytes after the header lines are not read.
-pub(super) async fn status(connection: &mut TlsStream<TcpStream>) -> std::io::Result<u16> {
+pub(crate) async fn status(connection: &mut TlsStream<TcpStream>) -> std::io::Result<u16> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(connection.read_u8().await?);
@@ -78,7 +78,7 @@ async fn refusal(connection: &mut TlsStream<TcpStream>) -> String {
 }
 
 /// The next message: four bytes with its length, then the message itself.
-pub(super) async fn read_message(connection: &mut TlsStream<TcpStream>) -> std::io::Result<LeaderMessage> {
+pub(crate) async fn read_message(connection: &mut TlsStream<TcpStream>) -> std::io::Result<LeaderMessage> {
     let mut bytes = vec![0; connection.read_u32().await? as usize];
     connection.read_exact(&mut bytes).await?;
     Ok(LeaderMessage::decode(&*bytes).unwrap())
@@ -86,7 +86,7 @@ pub(super) async fn read_message(connection: &mut TlsStream<TcpStream>) -> std::
 
 impl StreamClient {
     /// Opens a stream; `token` is left out if it is empty.
-    pub(super) fn open(address: SocketAddr, trusted: &str, token: &str) -> Result<StreamClient, Ended> {
+    pub(crate) fn open(address: SocketAddr, trusted: &str, token: &str) -> Result<StreamClient, Ended> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let bearer = if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
         let opened = runtime.block_on(async {
@@ -106,7 +106,7 @@ impl StreamClient {
     }
 
     /// Sends a message; `false` if the stream has ended.
-    pub(super) fn send(&self, message: AgentMessage) -> bool {
+    pub(crate) fn send(&self, message: AgentMessage) -> bool {
         let bytes = message.encode_to_vec();
         let bytes = [&u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat();
         let mut connection = self.connection.lock();
@@ -114,7 +114,7 @@ impl StreamClient {
     }
 
     /// The next message of the extender, or why the stream has ended.
-    pub(super) fn hear(&mut self) -> Result<LeaderMessage, Ended> {
+    pub(crate) fn hear(&mut self) -> Result<LeaderMessage, Ended> {
         let connection = self.connection.get_mut();
         let next =
             self.runtime.block_on(async { timeout(SOON, read_message(connection)).await.expect("a message in time") });
@@ -129,7 +129,7 @@ impl StreamClient {
     }
 
     /// Reads messages until one is as expected.
-    pub(super) fn hear_until(&mut self, what: &str, is: impl Fn(&LeaderMessage) -> bool) -> LeaderMessage {
+    pub(crate) fn hear_until(&mut self, what: &str, is: impl Fn(&LeaderMessage) -> bool) -> LeaderMessage {
         for _ in 0..30 {
             let message = self.hear().unwrap_or_else(|why| panic!("{what}: {why:?}"));
             if is(&message) {
@@ -140,7 +140,7 @@ impl StreamClient {
     }
 
     /// Why the stream ends.
-    pub(super) fn end(mut self) -> Ended {
+    pub(crate) fn end(mut self) -> Ended {
         loop {
             if let Err(why) = self.hear() {
                 return why;
@@ -156,7 +156,7 @@ impl Ended {
 }
 
 /// A full report about a node in this phase, with pods at these stages.
-pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> AgentMessage {
+pub(crate) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> AgentMessage {
     let full = NodeFull {
         node: node.into(),
         phase: phase.into(),
@@ -168,7 +168,7 @@ pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> Age
 }
 
 /// A report about a change to this phase, with pods at these stages.
-pub(super) fn change(node: &str, phase: Phase, pods: &[(&str, Stage, u32)], gone: &[&str]) -> AgentMessage {
+pub(crate) fn change(node: &str, phase: Phase, pods: &[(&str, Stage, u32)], gone: &[&str]) -> AgentMessage {
     let change = NodeChange {
         phase: phase.into(),
         binding: 0,
@@ -179,7 +179,7 @@ pub(super) fn change(node: &str, phase: Phase, pods: &[(&str, Stage, u32)], gone
     AgentMessage { version: 1, full: None, change: Some(change) }
 }
 
-pub(super) fn gpu(node: &str) -> GpuReport {
+pub(crate) fn gpu(node: &str) -> GpuReport {
     let (memory_total, processes) = (Some(80 << 30), Some(0));
     GpuReport { uuid: format!("GPU-{node}-0"), healthy: true, memory_total, processes, ..GpuReport::default() }
 }

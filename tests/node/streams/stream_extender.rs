@@ -11,30 +11,30 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::time::Duration;
 
-pub(super) const SOON: Duration = Duration::from_secs(60);
-pub(super) const AGENTS: &str = "gpu:agent";
-pub(super) const AUDIENCE: &str = "gpu-steward";
+pub(crate) const SOON: Duration = Duration::from_secs(60);
+pub(crate) const AGENTS: &str = "gpu:agent";
+pub(crate) const AUDIENCE: &str = "gpu-steward";
 
 /// A running extender with its TLS port.
-pub(super) struct StreamExtender {
+pub(crate) struct StreamExtender {
     process: ExtenderProcess,
     /// The address of the TLS port.
-    pub(super) streams: SocketAddr,
+    pub(crate) streams: SocketAddr,
 }
 
 impl StreamExtender {
     /// Starts an extender with a token for extenders outside pods.
-    pub(super) fn start(server: &FakeApiServer) -> StreamExtender {
+    pub(crate) fn start(server: &FakeApiServer) -> StreamExtender {
         StreamExtender::start_with(server, &extender_token(server, None))
     }
 
     /// Starts an extender with this text as its own token.
-    pub(super) fn start_with(server: &FakeApiServer, own: &str) -> StreamExtender {
+    pub(crate) fn start_with(server: &FakeApiServer, own: &str) -> StreamExtender {
         StreamExtender::start_program(BINARY, server, own)
     }
 
     /// Starts this program with this text as its own token.
-    pub(super) fn start_program(program: &str, server: &FakeApiServer, own: &str) -> StreamExtender {
+    pub(crate) fn start_program(program: &str, server: &FakeApiServer, own: &str) -> StreamExtender {
         let process = ExtenderProcess::start(program, |dir| {
             let token = dir.join("token");
             std::fs::write(&token, own).unwrap();
@@ -62,14 +62,14 @@ impl StreamExtender {
         StreamExtender { process, streams }
     }
 
-    pub(super) fn led(server: &FakeApiServer) -> StreamExtender {
+    pub(crate) fn led(server: &FakeApiServer) -> StreamExtender {
         let extender = StreamExtender::start(server);
         extender.wait_until_leads();
         extender
     }
 
     /// `Ok` if the pod fits this node, or the reason why it does not.
-    pub(super) fn fits(&self, pod: &Value, node: &str) -> Result<(), Value> {
+    pub(crate) fn fits(&self, pod: &Value, node: &str) -> Result<(), Value> {
         let answer = self.filter(pod, &[node]);
         if answer["NodeNames"] == json!([node]) { Ok(()) } else { Err(answer) }
     }
@@ -84,24 +84,24 @@ impl Deref for StreamExtender {
 }
 
 /// The certificates that agents trust, once the extender has published them.
-pub(super) fn trusted(server: &FakeApiServer) -> String {
+pub(crate) fn trusted(server: &FakeApiServer) -> String {
     eventually("the certificates of the extenders", SOON, || {
         let stored = server.object("configmaps", "gpu", "gpu-steward-extender-ca")?;
         stored["data"]["ca.crt"].as_str().map(str::to_owned)
     })
 }
 
-pub(super) fn uid(n: u32) -> String {
+pub(crate) fn uid(n: u32) -> String {
     format!("{n:08x}-0000-4000-8000-000000000001")
 }
 
 /// A token of the agent of this Node. Its pod has this number.
-pub(super) fn agent_token(server: &FakeApiServer, node: &str, pod: u32) -> String {
+pub(crate) fn agent_token(server: &FakeApiServer, node: &str, pod: u32) -> String {
     server.token(&claims(AGENTS, AUDIENCE, (node, &format!("uid-{node}")), (&format!("agent-{pod}"), &uid(pod))))
 }
 
 /// A token of an extender, in the pod with this number on the Node n1, or outside a pod.
-pub(super) fn extender_token(server: &FakeApiServer, pod: Option<u32>) -> String {
+pub(crate) fn extender_token(server: &FakeApiServer, pod: Option<u32>) -> String {
     let bound = pod.map(|pod| (format!("agent-{pod}"), uid(pod)));
     let bound = bound.as_ref().map_or(("", ""), |(name, uid)| (&**name, &**uid));
     let mut claims = claims("gpu:extender", AUDIENCE, ("n1", "uid-n1"), bound);
@@ -112,7 +112,7 @@ pub(super) fn extender_token(server: &FakeApiServer, pod: Option<u32>) -> String
 }
 
 /// A Node with one GPU of 80 GiB, and the pod of its agent, which has this number.
-pub(super) fn node(server: &FakeApiServer, name: &str, pod: u32) {
+pub(crate) fn node(server: &FakeApiServer, name: &str, pod: u32) {
     let gpu = json!({
         "id": format!("GPU-{name}-0"), "index": 0, "count": 10, "devmem": 81920, "devcore": 100,
         "type": "NVIDIA-NVIDIA H100", "numa": 0, "mode": "hami-core", "health": true,
@@ -126,7 +126,7 @@ pub(super) fn node(server: &FakeApiServer, name: &str, pod: u32) {
 }
 
 /// The pod of an agent. The pod of an extender looks the same.
-pub(super) fn agent_pod(server: &FakeApiServer, node: &str, pod: u32) {
+pub(crate) fn agent_pod(server: &FakeApiServer, node: &str, pod: u32) {
     server.put(
         "pods",
         json!({
@@ -141,7 +141,7 @@ pub(super) fn agent_pod(server: &FakeApiServer, node: &str, pod: u32) {
 }
 
 /// A pod without a node that requests a GPU with this memory.
-pub(super) fn pod(server: &FakeApiServer, number: u32, mib: u32) -> Value {
+pub(crate) fn pod(server: &FakeApiServer, number: u32, mib: u32) -> Value {
     let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": mib.to_string() });
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",

@@ -1,0 +1,228 @@
+//! The command line of `gpu-steward doctor`.
+
+use crate::leader::LeaderPlace;
+use crate::print::Output;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use model::id::PodRef;
+use std::path::PathBuf;
+
+/// The name of the scheduler in the chart.
+const SCHEDULER: &str = "gpu-steward";
+/// The name of the command.
+pub const NAME: &str = "doctor";
+
+const ABOUT: &str = "Find out why a pod waits, and whether nodes are well";
+
+const LONG: &str = "\
+Looks at the cluster with your own kubeconfig, and at this machine, and says what is wrong and what to do.
+It changes nothing. What it may not read it names, with the right that is missing, and goes on.";
+
+const EXAMPLES: &str = "\
+Examples:
+  gpu-steward doctor pod ml/train-0           why the pod waits for its GPUs, and what to do
+  gpu-steward doctor nodes                    every Node with GPUs: register, handshake, slots, health, stream, driver, CDI";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  nothing is wrong
+   1  something is wrong
+   2  nothing was found to be wrong, but not everything that the answer needs could be looked at
+  64  a flag is wrong";
+
+/// What to look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// All Nodes with GPUs, or with `true` all Nodes.
+    Nodes(bool),
+    /// This pod, which the scheduler of this name is to place.
+    Pod {
+        /// The pod.
+        pod: PodRef,
+        /// The name of the scheduler.
+        scheduler: String,
+    },
+}
+
+/// A parsed command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DoctorCommand {
+    pub(crate) subject: Subject,
+    pub(crate) access: ClusterAccess,
+    pub(crate) output: Output,
+}
+
+/// How the cluster is looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClusterAccess {
+    /// `None` takes `KUBECONFIG`, then the service account of the pod, then `~/.kube/config`.
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) leader: LeaderPlace,
+    /// The namespace of the extender; `None` looks for its pods in all namespaces.
+    pub(crate) namespace: Option<String>,
+}
+
+/// The definition of the command.
+#[must_use]
+pub fn command() -> Command {
+    Command::new(NAME)
+        .about(ABOUT)
+        .long_about(LONG)
+        .after_help(format!("{EXAMPLES}\n\n{EXIT_CODES}"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommand(pod())
+        .subcommand(nodes())
+}
+
+fn pod() -> Command {
+    let pod = Arg::new("pod")
+        .value_name("NAMESPACE/NAME")
+        .required(true)
+        .value_parser(pod_ref)
+        .help("The pod, as kubectl get pods -A shows it");
+    let command = Command::new("pod").about("Find out why a pod waits for its GPUs, and what to do").long_about(
+        "Finds out why a pod waits for its GPUs. It looks at the pod and its events, at the pods of the extender, at the decisions of \
+         the leading extender, and at the Nodes that were refused, and ends with what to do.\n\
+         It needs the rights to get the pod, to list the events of its namespace, to list pods with the label \
+         app.kubernetes.io/name=gpu-steward, and to get (from Kubernetes 1.35 on also to create) pods/portforward there. It names \
+         each right that is missing, and goes on.",
+    );
+    with_cluster(command.args([pod, scheduler()]))
+}
+
+/// The name of the scheduler that asks the extender.
+fn scheduler() -> Arg {
+    Arg::new("scheduler-name")
+        .long("scheduler-name")
+        .value_name("NAME")
+        .default_value(SCHEDULER)
+        .help("spec.schedulerName of pods that gpu-steward is to place (extender.schedulerName of the chart)")
+}
+
+/// Namespace and name.
+fn pod_ref(text: &str) -> Result<PodRef, String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(PodRef { namespace: namespace.into(), name: name.into() })
+        }
+        _ => Err("write NAMESPACE/NAME, such as ml/train-0".to_owned()),
+    }
+}
+
+fn nodes() -> Command {
+    let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Show Nodes without GPUs, too");
+    let command =
+        Command::new("nodes").about("Show every Node with GPUs, what is wrong with it, and what to do").long_about(
+            "Shows every Node with GPUs as a row. The columns are\n\
+           REGISTER       the list of its GPUs, hami.io/node-nvidia-register: ok, none, empty or unreadable\n\
+           HANDSHAKE      the age of hami.io/node-handshake; more than 300 s is too old\n\
+           SLOTS          what the kubelet offers / what is registered\n\
+           HEALTHY        GPUs that get new containers / registered GPUs\n\
+           STREAM         the agent's stream to the leading extender, and the age of its last message\n\
+           OTHER VENDORS  registered devices of other vendors, which gpu-steward does not place\n\
+         A problem that several Nodes have is one finding.",
+        );
+    with_cluster(command.arg(all))
+}
+
+/// The flags of all commands that look at the cluster.
+fn with_cluster(command: Command) -> Command {
+    let kubeconfig = Arg::new("kubeconfig").long("kubeconfig").value_name("PATH").value_parser(value_parser!(PathBuf)).help(
+        "File with the API server and your credentials [default: KUBECONFIG, then the pod's service account, then ~/.kube/config]",
+    );
+    let extender = Arg::new("extender").long("extender").value_name("URL").value_parser(LeaderPlace::parse).help(
+        "Address of the leading extender, such as http://127.0.0.1:9444 [default: a port forwarded into its pod]",
+    );
+    let namespace = Arg::new("steward-namespace")
+        .long("steward-namespace")
+        .value_name("NAMESPACE")
+        .help("Namespace of gpu-steward, if you may not list the pods of all namespaces");
+    command.args([kubeconfig, extender, namespace, output()]).after_help(EXIT_CODES)
+}
+
+fn output() -> Arg {
+    Arg::new("output")
+        .short('o')
+        .long("output")
+        .value_name("FORMAT")
+        .value_parser(value_parser!(Output))
+        .default_value("text")
+        .help("text, or json (one document)")
+}
+
+fn scheduler_of(matches: &ArgMatches) -> String {
+    matches.get_one::<String>("scheduler-name").cloned().unwrap_or_else(|| SCHEDULER.to_owned())
+}
+
+/// Reads matches of [`command`].
+///
+/// # Errors
+/// Without a subcommand, which clap itself does not let through.
+pub fn read(matches: &ArgMatches) -> Result<DoctorCommand, clap::Error> {
+    let missing = || clap::Error::new(clap::error::ErrorKind::MissingSubcommand);
+    let (subject, sub) = match matches.subcommand() {
+        Some(("nodes", sub)) => (Subject::Nodes(sub.get_flag("all")), sub),
+        Some(("pod", sub)) => {
+            let pod: PodRef = sub.get_one("pod").cloned().ok_or_else(missing)?;
+            (Subject::Pod { pod, scheduler: scheduler_of(sub) }, sub)
+        }
+        _ => return Err(missing()),
+    };
+    let access = ClusterAccess {
+        kubeconfig: sub.get_one("kubeconfig").cloned(),
+        leader: sub.get_one("extender").cloned().unwrap_or(LeaderPlace::Pods),
+        namespace: sub.get_one("steward-namespace").cloned(),
+    };
+    Ok(DoctorCommand { subject, access, output: sub.get_one("output").copied().unwrap_or(Output::Text) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<DoctorCommand, clap::error::ErrorKind> {
+        let matches = command().try_get_matches_from(line.split(' ')).map_err(|error| error.kind())?;
+        read(&matches).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn the_definition_of_the_command_line_is_valid_and_each_help_names_the_exit_codes() {
+        command().debug_assert();
+        for sub in command().get_subcommands_mut() {
+            let help = sub.render_long_help().to_string();
+            assert!(help.contains("2  nothing was found to be wrong"), "{help}");
+        }
+    }
+
+    #[test]
+    fn commands_and_flags_are_read() {
+        use clap::error::ErrorKind;
+        let nodes = parsed("doctor nodes").unwrap();
+        let train = PodRef { namespace: "ml".into(), name: "train-0".into() };
+        for (line, scheduler) in
+            [("doctor pod ml/train-0", SCHEDULER), ("doctor pod --scheduler-name x ml/train-0", "x")]
+        {
+            let expected = Subject::Pod { pod: train.clone(), scheduler: scheduler.to_owned() };
+            assert_eq!(parsed(line).unwrap().subject, expected);
+        }
+        let access = ClusterAccess { kubeconfig: None, leader: LeaderPlace::Pods, namespace: None };
+        assert_eq!(nodes, DoctorCommand { subject: Subject::Nodes(false), access, output: Output::Text });
+        let line = "doctor nodes --all -o json --kubeconfig /k --extender http://h:1 --steward-namespace gpu";
+        let DoctorCommand { subject, access, output } = parsed(line).unwrap();
+        assert_eq!((subject, output), (Subject::Nodes(true), Output::Json));
+        assert_eq!(access.kubeconfig, Some("/k".into()));
+        assert_eq!((access.leader, access.namespace), (LeaderPlace::Address("h:1".into()), Some("gpu".into())));
+        for (line, kind) in [
+            ("doctor", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("doctor everything", ErrorKind::InvalidSubcommand),
+            ("doctor nodes --extender https://h", ErrorKind::ValueValidation),
+            ("doctor pod train-0", ErrorKind::ValueValidation),
+            ("doctor pod a/b/c", ErrorKind::ValueValidation),
+            ("doctor pod", ErrorKind::MissingRequiredArgument),
+            ("doctor nodes -o yaml", ErrorKind::InvalidValue),
+        ] {
+            assert_eq!(parsed(line).err(), Some(kind), "{line}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What the API server shows, with the rights of the caller.
+
+use crate::finding::{Blind, Seen};
+use apiserver::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
+use apiserver::error::ApiError;
+use apiserver::resource::ApiResource;
+use model::followed_node::MAX_CLUSTER_NODES;
+use model::id::{NodeName, PodRef};
+use std::fmt::Display;
+use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
+use tokio::time::timeout;
+use wire::described_event::{self, DescribedEvent};
+use wire::described_node::{self, DescribedNode};
+use wire::described_pod::{self, DescribedPod};
+
+/// Time limit for everything of one kind. The lists of the largest clusters take seconds.
+const WITHIN: Duration = Duration::from_secs(30);
+/// Nodes of one page: whole Nodes take 10 to 40 KiB each, most of it for their images, and a page has at most 16 MiB.
+const PAGE: u32 = 250;
+/// Objects of a list that needs no pages: events of one pod, pods of the extender.
+pub(crate) const MAX_LISTED: u32 = 500;
+/// The labels that the chart gives to each of its pods.
+const LABELS: &str = "app.kubernetes.io/name=gpu-steward";
+
+/// Reads from the API server.
+#[derive(Clone, Debug)]
+pub(crate) struct ClusterReader {
+    pub(crate) client: ApiClient,
+}
+
+impl ClusterReader {
+    /// Finds the API server and the caller's credentials.
+    pub(crate) async fn open(kubeconfig: Option<&Path>) -> Seen<ClusterReader> {
+        let connection = apiserver::connect(kubeconfig).await.map_err(|why| Blind::new("the API server", why))?;
+        Ok(ClusterReader { client: ApiClient::new(connection) })
+    }
+
+    /// A pod: its description, and the JSON of the whole object.
+    ///
+    /// # Errors
+    /// `None` if there is no such pod.
+    pub(crate) async fn pod(&self, pod: &PodRef) -> Result<(DescribedPod, Vec<u8>), Option<Blind>> {
+        let what = format!("pod {pod}");
+        let read = async {
+            match self.client.get_pod(pod, &ReadAge::Newest).await {
+                Ok(json) => Ok((decoded(&what, described_pod::decode(&json))?, json)),
+                Err(why) if why.code() == Some(404) => Err(None),
+                Err(why) => Err(Some(Blind::new(&*what, why))),
+            }
+        };
+        timeout(WITHIN, read).await.unwrap_or_else(|_| Err(Some(slow(&what))))
+    }
+
+    /// One Node.
+    pub(crate) async fn node(&self, name: &NodeName) -> Seen<DescribedNode> {
+        let what = format!("Node {name}");
+        let read = self.client.get_node(name, &ReadAge::Newest, ObjectForm::Whole);
+        let json = within(&what, read).await?;
+        decoded(&what, described_node::decode(&json))
+    }
+
+    /// All Nodes.
+    pub(crate) async fn nodes(&self) -> Seen<Vec<DescribedNode>> {
+        let what = "the Nodes";
+        let all = ApiSelection::all(ApiResource::Nodes, ObjectForm::Whole);
+        let read = async {
+            let (mut nodes, mut age) = (Vec::new(), ReadAge::Newest);
+            loop {
+                let page = self.client.list(&all, &age, Some(PAGE)).await.map_err(|why| Blind::new(what, why))?;
+                let page = decoded(what, described_node::decode_list(&page))?;
+                nodes.extend(page.nodes);
+                if page.more.is_empty() {
+                    return Ok(nodes);
+                }
+                if nodes.len() >= MAX_CLUSTER_NODES {
+                    return Err(Blind::new(what, format!("there are more than {MAX_CLUSTER_NODES}")));
+                }
+                age = ReadAge::Continued(page.more);
+            }
+        };
+        timeout(WITHIN, read).await.unwrap_or_else(|_| Err(slow(what)))
+    }
+
+    /// The pods of the extender, or with `component` `agent` those of the agents; in one namespace or in all.
+    pub(crate) async fn steward_pods(
+        &self,
+        namespace: Option<&str>,
+        component: Option<&str>,
+    ) -> Seen<Vec<DescribedPod>> {
+        let labels = match component {
+            Some(component) => format!("{LABELS},app.kubernetes.io/component={component}"),
+            None => LABELS.to_owned(),
+        };
+        let selection = ApiSelection {
+            namespace: namespace.map(str::to_owned),
+            labels: Some(labels.clone()),
+            ..ApiSelection::all(ApiResource::Pods, ObjectForm::Whole)
+        };
+        let what = format!("the pods with the labels {labels}");
+        let json = within(&what, self.client.list(&selection, &ReadAge::Newest, Some(MAX_LISTED))).await?;
+        decoded(&what, described_pod::decode_list(&json))
+    }
+
+    /// The events about the object of this UID, the newest first.
+    pub(crate) async fn events_about(&self, namespace: &str, uid: &str) -> Seen<Vec<DescribedEvent>> {
+        self.events(namespace, Some(format!("involvedObject.uid={uid}"))).await
+    }
+
+    /// The events of a namespace, the newest first.
+    pub(crate) async fn events(&self, namespace: &str, fields: Option<String>) -> Seen<Vec<DescribedEvent>> {
+        let what = format!("the events in the namespace {namespace}");
+        let selection = ApiSelection {
+            namespace: Some(namespace.to_owned()),
+            fields,
+            ..ApiSelection::all(ApiResource::Events, ObjectForm::Whole)
+        };
+        let json = within(&what, self.client.list(&selection, &ReadAge::Newest, Some(MAX_LISTED))).await?;
+        decoded(&what, described_event::decode_list(&json))
+    }
+}
+
+/// What a call answers within [`WITHIN`].
+pub(crate) async fn within<T>(what: &str, call: impl Future<Output = Result<T, ApiError>>) -> Seen<T> {
+    match timeout(WITHIN, call).await {
+        Ok(answer) => answer.map_err(|why| Blind::new(what, why)),
+        Err(_) => Err(slow(what)),
+    }
+}
+
+fn slow(what: &str) -> Blind {
+    Blind::new(what, format!("no answer within {} s", WITHIN.as_secs()))
+}
+
+fn decoded<T, E: Display>(what: &str, decoded: Result<T, E>) -> Seen<T> {
+    decoded.map_err(|why| Blind::new(what, why))
+}

@@ -1,0 +1,92 @@
+//! `gpu-steward doctor`: why a pod waits, and whether nodes are well. It reads with the rights of its caller, and changes nothing.
+//!
+//! ```text
+//!   API server ──cluster──┐
+//!   leader ──leader, http─┼──▶ facts ──nodes/judge, pod/tree (pure)──▶ findings ──print──▶ text or JSON, exit code
+//! ```
+//!
+//! ```text
+//!   args      the command line
+//!   cluster   what the API server shows
+//!   leader    the leading extender, through a forwarded port
+//!   http      a request over a connection that is open
+//!   nodes     the command `nodes`
+//!   pod       the command `pod`
+//!   vendors   registers of other vendors' devices
+//!   finding   a finding with its evidence and what to do; the verdict over all
+//!   print     a report as text or JSON
+//! ```
+//!
+//! What must never happen here: a write to the cluster; a wait without a limit; an answer of unlimited length; text of the cluster
+//! that reaches a terminal as it is; a verdict "nothing is wrong" about something that could not be looked at.
+
+mod finding;
+mod print;
+mod http;
+mod cluster;
+mod leader;
+mod vendors;
+mod nodes;
+mod pod;
+mod args;
+
+pub use args::{DoctorCommand, NAME, command, read};
+
+use args::{ClusterAccess, Subject};
+use cluster::ClusterReader;
+use finding::{Report, Seen};
+use nodes::NodesSeen;
+use print::{Output, Row};
+use serde::Serialize;
+use serve::exit::Exit;
+use serve::lifecycle::{self, StartError};
+use std::io::{ErrorKind, Write};
+use wire::described_pod::DescribedPod;
+
+/// Looks, and prints what was found.
+pub fn run(command: &DoctorCommand) -> Exit {
+    let looked = lifecycle::run_once(look(command)).map_err(|error| StartError::io("start", &error));
+    let printed = looked.and_then(|(text, exit)| match std::io::stdout().write_all(text.as_bytes()) {
+        // A closed pipe, as with `| head`, is not a failure.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(StartError::io("write", &error)),
+        _ => Ok(exit),
+    });
+    printed.unwrap_or_else(|StartError { what, exit }| {
+        let _ = writeln!(std::io::stderr(), "error: {what}");
+        exit
+    })
+}
+
+async fn look(command: &DoctorCommand) -> (String, Exit) {
+    let DoctorCommand { subject, access, output } = command;
+    match subject {
+        Subject::Nodes(all) => {
+            let Opened { cluster, extenders } = open(access).await;
+            let seen = NodesSeen::look(&cluster, &access.leader, &extenders).await;
+            shown(&seen.report(*all, clock::now().wall), *output)
+        }
+        Subject::Pod { pod, scheduler } => {
+            let Opened { cluster, extenders } = open(access).await;
+            shown(&pod::look((pod, scheduler), &cluster, &access.leader, extenders).await, *output)
+        }
+    }
+}
+
+/// The API server, and the pods of the extender.
+struct Opened {
+    cluster: Seen<ClusterReader>,
+    extenders: Seen<Vec<DescribedPod>>,
+}
+
+async fn open(access: &ClusterAccess) -> Opened {
+    let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;
+    let extenders = match &cluster {
+        Ok(cluster) => cluster.steward_pods(access.namespace.as_deref(), Some("extender")).await,
+        Err(blind) => Err(blind.clone()),
+    };
+    Opened { cluster, extenders }
+}
+
+fn shown<R: Row + Serialize>(report: &Report<R>, output: Output) -> (String, Exit) {
+    (print::report(report, output), report.exit())
+}

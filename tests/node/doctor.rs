@@ -1,0 +1,230 @@
+//! `gpu-steward doctor` with a fake API server and a running extender, which is reached through a port forwarded into its pod.
+
+use crate::program::BINARY;
+use crate::streams::stream_client::{StreamClient, full};
+use crate::streams::stream_extender::{SOON, StreamExtender, agent_pod, agent_token, pod, trusted};
+use lab::api_server::{ApiServerFault, FakeApiServer};
+use lab::eventually::eventually;
+use proto::stream::Phase;
+use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The exit code, standard output and standard error.
+type Said = (i32, String, String);
+
+fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Said {
+    let output = Command::new(BINARY).arg("doctor").args(arguments).env_remove("KUBECONFIG").output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+    (output.status.code().expect("an exit code"), text(&output.stdout), text(&output.stderr))
+}
+
+/// Runs a command that looks at the cluster.
+fn doctor(server: &FakeApiServer, line: &str) -> Said {
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = server.kubeconfig(folder.path());
+    let arguments = line.split(' ').map(OsStr::new);
+    run(arguments.chain([OsStr::new("--kubeconfig"), kubeconfig.as_os_str()]))
+}
+
+fn json_of(server: &FakeApiServer, line: &str) -> (i32, Value) {
+    let (code, out, error) = doctor(server, &format!("{line} -o json"));
+    (code, serde_json::from_str(&out).unwrap_or_else(|why| panic!("{why}: {out}{error}")))
+}
+
+/// The codes of the findings that are wrong.
+fn wrong(report: &Value) -> Vec<&str> {
+    let findings = report["findings"].as_array().unwrap().iter();
+    findings.filter(|finding| finding["verdict"] == "wrong").map(|finding| finding["code"].as_str().unwrap()).collect()
+}
+
+/// A Node with this many GPUs of 80 GiB whose agent was alive `age` seconds ago.
+fn node(server: &FakeApiServer, name: &str, (gpus, age): (usize, u64)) {
+    let gpu = |index: usize| {
+        json!({
+            "id": format!("GPU-{name}-{index}"), "index": index, "count": 10, "devmem": 81920, "devcore": 100,
+            "type": "NVIDIA-NVIDIA H100", "numa": 0, "mode": "hami-core", "health": true,
+        })
+    };
+    let register = Value::from((0..gpus).map(gpu).collect::<Vec<_>>()).to_string();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let annotations =
+        json!({ "hami.io/node-nvidia-register": register, "hami.io/node-handshake": (now - age).to_string() });
+    let labels = json!({ "nvidia.com/cuda.driver-version.full": "550.127.08" });
+    let status = json!({
+        "conditions": [{ "type": "Ready", "status": "True" }], "allocatable": { "nvidia.com/gpu": (gpus * 10).to_string() },
+        "nodeInfo": { "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" },
+    });
+    let metadata = json!({ "name": name, "uid": format!("uid-{name}"), "annotations": annotations, "labels": labels });
+    server.put("nodes", json!({ "metadata": metadata, "status": status }));
+}
+
+/// The pod of an extender that listens at this address.
+fn extender_pod(server: &FakeApiServer, name: &str, address: SocketAddr) {
+    let labels = json!({ "app.kubernetes.io/name": "gpu-steward", "app.kubernetes.io/component": "extender" });
+    let ports = json!([{ "name": "metrics", "containerPort": 9444 }, { "name": "streams", "containerPort": 9443 }]);
+    server.put(
+        "pods",
+        json!({
+            "metadata": { "namespace": "gpu", "name": name, "uid": "eeeeeeee-0000-4000-8000-000000000001", "labels": labels },
+            "spec": { "nodeName": "control", "containers": [{ "name": "extender", "image": "x", "ports": ports }] },
+            "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] },
+        }),
+    );
+    server.forward(("gpu", name, 9444), address);
+}
+
+#[test]
+fn nodes_are_a_table_with_what_the_leader_believes_and_problems_have_advice() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", (2, 10));
+    node(&server, "n2", (1, 1000));
+    server.put("nodes", json!({ "metadata": { "name": "plain", "uid": "uid-plain" } }));
+    server.put(
+        "nodes",
+        json!({ "metadata": { "name": "dcu", "uid": "uid-dcu", "annotations": { "hami.io/node-dcu-register": "x" } } }),
+    );
+    let extender = StreamExtender::led(&server);
+    extender_pod(&server, "gpu-extender-0", extender.address);
+    agent_pod(&server, "n1", 1);
+    let token = agent_token(&server, "n1", 1);
+    let trusted = trusted(&server);
+    let stream = eventually("a stream", SOON, || StreamClient::open(extender.streams, &trusted, &token).ok());
+    stream.send(full("n1", Phase::Serving, &[]));
+    eventually("the leader knows the agent", SOON, || {
+        (extender.metric("gpu_steward_extender_streams") == 1).then_some(())
+    });
+
+    let (code, report) = json_of(&server, "nodes");
+    assert_eq!((code, wrong(&report)), (1, vec!["HandshakeStale"]), "{report:#}");
+    let rows = report["rows"].as_array().unwrap();
+    let [n1, n2] = &rows[..] else { panic!("{report:#}") };
+    assert_eq!((&n1["node"], &n1["stream"], &n2["stream"]), (&json!("n1"), &json!("open"), &json!("never")));
+    assert_eq!(
+        (&n1["register"], &n1["slots_registered"], &n1["slots_allocatable"]),
+        (&json!("ok"), &json!(20), &json!(20))
+    );
+    assert_eq!((&n1["driver"], &n1["cdi"], &n1["gpus_healthy"]), (&json!("550.127.08"), &json!("yes"), &json!(2)));
+    assert!(
+        n1["stream_age_seconds"].as_f64().unwrap() < 60.0 && n2["handshake_age_seconds"].as_f64().unwrap() >= 1000.0
+    );
+
+    let (code, text, _) = doctor(&server, "nodes --all");
+    assert_eq!(code, 1);
+    for part in ["NODE", "n1", "Hygon DCU devices (not implemented)", "plain", "What to do:", "reaches the API server"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let believed = extender.get("/api/v1/nodes?node=n1").json();
+    let device = &believed["nodes"][0]["devices"][1];
+    assert_eq!(
+        (&device["index"], &device["memory_bytes"], &device["slots"]),
+        (&json!(1), &json!(80_u64 << 30), &json!(10))
+    );
+    assert_eq!(extender.get("/api/v1/nodes?node=n9").status, 404);
+    assert_eq!(extender.get("/api/v1/nodes?pod=a").status, 400);
+    assert!(extender.get("/api/v1/nodes").json()["nodes"][0]["devices"].is_null(), "devices only of one node");
+}
+
+#[test]
+fn a_right_that_is_missing_is_named_and_the_rest_is_shown() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", (1, 10));
+    let extender = StreamExtender::led(&server);
+    extender_pod(&server, "gpu-extender-0", extender.address);
+    server.fault(ApiServerFault::RefusePath(403, "portforward"));
+    let (code, text, _) = doctor(&server, "nodes");
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("LeaderNotSeen") && text.contains("allow this identity to get pods/portforward"), "{text}");
+    let (code, text, _) = doctor(&server, &format!("nodes --extender http://{}", extender.address));
+    assert!(code == 0 && !text.contains("LeaderNotSeen"), "an address needs no right: {text}");
+
+    server.fault(ApiServerFault::RefuseExactly(403, "/api/v1/nodes"));
+    let (code, text, _) = doctor(&server, "nodes");
+    assert!(code == 2 && text.contains("allow this identity to list and watch nodes"), "{code}: {text}");
+}
+
+#[test]
+fn a_port_of_a_pod_that_nobody_listens_on_is_reported_with_the_kubelets_reason() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", (1, 10));
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    extender_pod(&server, "gpu-extender-0", closed);
+    let (code, text, _) = doctor(&server, "nodes");
+    assert!(code == 0 && text.contains("error forwarding port 9444 to pod"), "{code}: {text}");
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_exit_code_2_and_a_wrong_flag_is_64() {
+    let mut server = FakeApiServer::start();
+    server.stop();
+    let (code, text, _) = doctor(&server, "nodes");
+    assert!(code == 2 && text.contains("not everything could be looked at"), "{code}: {text}");
+    let (code, text, _) = run(["nodes", "--kubeconfig", "/nonexistent/kubeconfig"]);
+    assert!(code == 2 && text.contains("/nonexistent/kubeconfig"), "{code}: {text}");
+    assert_eq!(run(["everything"]).0, 64);
+}
+
+#[test]
+fn a_refused_pod_is_explained_with_the_leaders_reasons_and_live_use() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", (1, 10));
+    let extender = StreamExtender::led(&server);
+    extender_pod(&server, "gpu-extender-0", extender.address);
+    let mut large = pod(&server, 1, 90_000);
+    large["spec"]["schedulerName"] = "gpu-steward".into();
+    server.put("pods", large.clone());
+    let before = json_of(&server, "pod ml/train-1");
+    assert_eq!((before.0, wrong(&before.1)), (1, vec!["NoEvent"]), "{:#}", before.1);
+    extender.filter(&large, &["n1"]);
+    let (code, report) = json_of(&server, "pod ml/train-1");
+    assert_eq!((code, wrong(&report)), (1, vec!["CardInsufficientMemory"]), "{report:#}");
+    let evidence = report["findings"][0]["evidence"].to_string();
+    for part in ["requests 90000 MiB", "n1: ", "n1 GPU 0: 81920 MiB, 0 MiB claimed by 0 containers"] {
+        assert!(evidence.contains(part), "{part}: {evidence}");
+    }
+    let (_, text, _) = doctor(&server, "pod ml/train-1");
+    assert!(text.contains("What to do:\n  1. request less nvidia.com/gpumem"), "{text}");
+
+    // Without the leader, the event says why.
+    eventually("the event", SOON, || {
+        server.objects("events").iter().any(|event| event["reason"] == "FilteringFailed").then_some(())
+    });
+    server.fault(ApiServerFault::RefusePath(403, "portforward"));
+    let (code, report) = json_of(&server, "pod ml/train-1");
+    assert_eq!((code, wrong(&report)), (1, vec!["CardInsufficientMemory"]), "{report:#}");
+    assert!(report["findings"][1]["what"].as_str().unwrap().contains("pods/portforward"), "{report:#}");
+}
+
+#[test]
+fn a_pod_that_is_not_there_is_wrong_and_text_of_the_cluster_does_not_reach_the_terminal() {
+    let server = FakeApiServer::start();
+    let (code, text, _) = doctor(&server, "pod ml/none");
+    assert!(code == 1 && text.contains("there is no pod ml/none"), "{code}: {text}");
+    let mut hostile = pod(&server, 2, 3000);
+    hostile["status"] = json!({ "phase": "Failed", "reason": "Evil", "message": "\u{1b}]0;owned\u{7}\u{202e}" });
+    server.put("pods", hostile);
+    for line in ["pod ml/train-2", "pod ml/train-2 -o json"] {
+        let (code, text, _) = doctor(&server, line);
+        assert!(code == 1 && text.contains("owned"), "{code}: {text}");
+        assert!(!text.contains(|c: char| c != '\n' && (c.is_control() || c == '\u{202e}')), "{text:?}");
+    }
+}
+
+/// `/api/v1/nodes` and the pods are read for no pod that needs none of them.
+#[test]
+fn a_bound_pod_is_well() {
+    let server = FakeApiServer::start();
+    let mut bound = pod(&server, 3, 3000);
+    bound["spec"]["nodeName"] = "n1".into();
+    bound["status"] = json!({ "phase": "Running" });
+    server.put("pods", bound);
+    let (code, report) = json_of(&server, "pod ml/train-3");
+    assert_eq!(
+        (code, &report["verdict"], &report["findings"][0]["code"]),
+        (0, &json!("well"), &json!("PodBound")),
+        "{report:#}"
+    );
+}
