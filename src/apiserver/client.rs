@@ -94,6 +94,8 @@ pub enum ApiPatch<'a> {
 pub struct ApiAnswer {
     call: ApiCall,
     server: Arc<str>,
+    /// When the server answered, by its own clock.
+    date: Option<String>,
     body: Body,
 }
 
@@ -158,6 +160,19 @@ impl ApiClient {
     /// [`ApiError`].
     pub async fn token_issuer(&self) -> Result<Vec<u8>, ApiError> {
         self.get_path("issuer of tokens", "/.well-known/openid-configuration", "application/json").await
+    }
+
+    /// The date of an answer of the API server, as its header has it; every identity may ask for the version.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn date(&self) -> Result<String, ApiError> {
+        let call = ApiCall::new(ApiVerb::Get, ApiResource::Version, "date of an answer");
+        let content = Content { method: http::Method::GET, accept: "application/json", body: None };
+        let answer = self
+            .within(WITHIN, call.clone(), self.send(call.clone(), ApiPath::of("/version", &[]), content, WITHIN))
+            .await?;
+        answer.date.ok_or_else(|| self.error(call, ApiFailure::Unreadable("the answer has no date".to_owned())))
     }
 
     async fn get_path(&self, what: &'static str, path: &str, accept: &'static str) -> Result<Vec<u8>, ApiError> {
@@ -383,7 +398,8 @@ impl ApiClient {
     }
 
     fn answer(&self, call: ApiCall, response: http::Response<Body>) -> ApiAnswer {
-        ApiAnswer { call, server: Arc::clone(&self.connection.server), body: response.into_body() }
+        let date = response.headers().get(http::header::DATE).and_then(|date| date.to_str().ok()).map(str::to_owned);
+        ApiAnswer { call, server: Arc::clone(&self.connection.server), date, body: response.into_body() }
     }
 
     /// The error for a response that is a refusal.

@@ -26,6 +26,8 @@ pub enum ApiResource {
     Secrets,
     /// ConfigMaps.
     ConfigMaps,
+    /// The version of the server: a path of it.
+    Version,
     /// The keys that sign tokens, and their issuer: not objects, but paths of the server.
     TokenKeys,
 }
@@ -54,6 +56,7 @@ impl ApiResource {
             ApiResource::Leases => "leases",
             ApiResource::Secrets => "secrets",
             ApiResource::ConfigMaps => "configmaps",
+            ApiResource::Version => "/version",
             ApiResource::TokenKeys => "/openid/v1/jwks",
         }
     }

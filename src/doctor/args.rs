@@ -1,9 +1,11 @@
 //! The command line of `gpu-steward doctor`.
 
 use crate::leader::LeaderPlace;
+use crate::node::NodePlaces;
 use crate::print::Output;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use model::id::PodRef;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// The name of the scheduler in the chart.
@@ -20,7 +22,8 @@ It changes nothing. What it may not read it names, with the right that is missin
 const EXAMPLES: &str = "\
 Examples:
   gpu-steward doctor pod ml/train-0           why the pod waits for its GPUs, and what to do
-  gpu-steward doctor nodes                    every Node with GPUs: register, handshake, slots, health, stream, driver, CDI";
+  gpu-steward doctor nodes                    every Node with GPUs: register, handshake, slots, health, stream, driver, CDI
+  gpu-steward doctor node                     this machine: driver, devices, kubelet, CDI, cgroups, rights, clock";
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -41,6 +44,8 @@ pub(crate) enum Subject {
         /// The name of the scheduler.
         scheduler: String,
     },
+    /// This machine.
+    Node(NodePlaces),
 }
 
 /// A parsed command.
@@ -73,6 +78,7 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .subcommand(pod())
         .subcommand(nodes())
+        .subcommand(node())
 }
 
 fn pod() -> Command {
@@ -126,6 +132,81 @@ fn nodes() -> Command {
     with_cluster(command.arg(all))
 }
 
+/// The flags with which `doctor node` finds things: name, placeholder, default and help. They have the names, defaults and environment
+/// variables of the agent's settings.
+const PLACES: [(&str, &str, &str, &str, &str); 10] = [
+    (
+        "node-name",
+        "GPU_STEWARD_NODE_NAME",
+        "NAME",
+        "auto",
+        "This node's name; auto takes the host's name, in lower case",
+    ),
+    (
+        "nvml-library",
+        "GPU_STEWARD_NVML_LIBRARY",
+        "PATH",
+        "auto",
+        "NVML library; auto asks the dynamic linker for libnvidia-ml.so.1",
+    ),
+    ("procfs-root", "GPU_STEWARD_PROCFS_ROOT", "DIR", "/proc", "Directory where the host's /proc is mounted"),
+    (
+        "cgroup-root",
+        "GPU_STEWARD_CGROUP_ROOT",
+        "DIR",
+        "/sys/fs/cgroup",
+        "Directory where the host's cgroup hierarchies are mounted",
+    ),
+    ("sysfs-root", "GPU_STEWARD_SYSFS_ROOT", "DIR", "/sys", "Directory where the host's /sys is mounted"),
+    ("dev-root", "GPU_STEWARD_DEV_ROOT", "DIR", "/dev", "Directory of the device nodes"),
+    ("kubelet-root", "GPU_STEWARD_KUBELET_ROOT", "DIR", "/var/lib/kubelet", "kubelet's directory, with its sockets"),
+    ("cdi-dir", "GPU_STEWARD_CDI_DIR", "DIR", "/var/run/cdi", "Directory where the container runtime reads CDI specs"),
+    ("listen", "GPU_STEWARD_LISTEN", "ADDRESS", "0.0.0.0:9410", "Address of the agent on this node"),
+    ("usage-socket", "GPU_STEWARD_USAGE_SOCKET", "PATH", "/run/gpu-steward/agent.sock", "Usage socket of the agent"),
+];
+
+fn node() -> Command {
+    let places = PLACES.map(|(name, variable, value, default, help)| {
+        Arg::new(name).long(name).env(variable).value_name(value).default_value(default).help(help)
+    });
+    let command = Command::new("node").about("Check this machine: driver, devices, kubelet, CDI, cgroups, rights, clock").long_about(
+        "Checks this machine as an agent needs it: the NVIDIA driver and its library, the device nodes, the sockets of the kubelet, the \
+         folders with CDI specs, the cgroups, the rights of this user, the agent that runs here, versions, and the clock.\n\
+         Run it where the agent runs, because it sees what the agent sees: kubectl exec AGENT-POD -- gpu-steward doctor node\n\
+         With access to the API server it also compares the GPUs of the driver with those that the Node registers, and the clocks.",
+    );
+    with_cluster(command.args(places))
+}
+
+fn places(matches: &ArgMatches) -> Result<NodePlaces, clap::Error> {
+    let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
+    let known = |name: &str| Some(text(name)).filter(|text| text != "auto");
+    let listen = text("listen");
+    let agent: SocketAddr = listen.parse().map_err(|_| {
+        let why = format!("--listen {listen:?} is not an address: write 127.0.0.1:9410\n");
+        clap::Error::raw(clap::error::ErrorKind::ValueValidation, why)
+    })?;
+    // An agent that listens on every address is reached on loopback.
+    let loopback = SocketAddr::from(([127, 0, 0, 1], agent.port()));
+    let cdi = PathBuf::from(text("cdi-dir"));
+    let mut cdi_dirs = vec![PathBuf::from("/etc/cdi"), PathBuf::from("/var/run/cdi")];
+    if !cdi_dirs.contains(&cdi) {
+        cdi_dirs = vec![cdi];
+    }
+    Ok(NodePlaces {
+        node: known("node-name").or_else(|| std::env::var("NODE_NAME").ok()),
+        nvml_library: known("nvml-library").map(PathBuf::from),
+        procfs: text("procfs-root").into(),
+        cgroup: text("cgroup-root").into(),
+        sysfs: text("sysfs-root").into(),
+        dev: text("dev-root").into(),
+        kubelet: text("kubelet-root").into(),
+        cdi_dirs,
+        agent: if agent.ip().is_unspecified() { loopback } else { agent },
+        usage_socket: text("usage-socket").into(),
+    })
+}
+
 /// The flags of all commands that look at the cluster.
 fn with_cluster(command: Command) -> Command {
     let kubeconfig = Arg::new("kubeconfig").long("kubeconfig").value_name("PATH").value_parser(value_parser!(PathBuf)).help(
@@ -163,6 +244,7 @@ pub fn read(matches: &ArgMatches) -> Result<DoctorCommand, clap::Error> {
     let missing = || clap::Error::new(clap::error::ErrorKind::MissingSubcommand);
     let (subject, sub) = match matches.subcommand() {
         Some(("nodes", sub)) => (Subject::Nodes(sub.get_flag("all")), sub),
+        Some(("node", sub)) => (Subject::Node(places(sub)?), sub),
         Some(("pod", sub)) => {
             let pod: PodRef = sub.get_one("pod").cloned().ok_or_else(missing)?;
             (Subject::Pod { pod, scheduler: scheduler_of(sub) }, sub)
@@ -218,6 +300,7 @@ mod tests {
             ("doctor everything", ErrorKind::InvalidSubcommand),
             ("doctor nodes --extender https://h", ErrorKind::ValueValidation),
             ("doctor pod train-0", ErrorKind::ValueValidation),
+            ("doctor node --listen here", ErrorKind::ValueValidation),
             ("doctor pod a/b/c", ErrorKind::ValueValidation),
             ("doctor pod", ErrorKind::MissingRequiredArgument),
             ("doctor nodes -o yaml", ErrorKind::InvalidValue),

@@ -6,6 +6,7 @@ use apiserver::error::ApiError;
 use apiserver::resource::ApiResource;
 use model::followed_node::MAX_CLUSTER_NODES;
 use model::id::{NodeName, PodRef};
+use model::time::WallTime;
 use std::fmt::Display;
 use std::future::Future;
 use std::path::Path;
@@ -14,6 +15,7 @@ use tokio::time::timeout;
 use wire::described_event::{self, DescribedEvent};
 use wire::described_node::{self, DescribedNode};
 use wire::described_pod::{self, DescribedPod};
+use wire::timestamp;
 
 /// Time limit for everything of one kind. The lists of the largest clusters take seconds.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -59,6 +61,13 @@ impl ClusterReader {
         let read = self.client.get_node(name, &ReadAge::Newest, ObjectForm::Whole);
         let json = within(&what, read).await?;
         decoded(&what, described_node::decode(&json))
+    }
+
+    /// The API server's time, in whole seconds.
+    pub(crate) async fn server_time(&self) -> Seen<WallTime> {
+        let what = "the time of the API server";
+        let date = within(what, self.client.date()).await?;
+        timestamp::http_date(&date).ok_or_else(|| Blind::new(what, format!("{date:?} is not a date")))
     }
 
     /// All Nodes.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   API server ──cluster──┐
-//!   leader ──leader, http─┼──▶ facts ──nodes/judge, pod/tree (pure)──▶ findings ──print──▶ text or JSON, exit code
+//!   leader ──leader, http─┼──▶ facts ──nodes/judge, node/judge, pod/tree (pure)──▶ findings ──print──▶ text or JSON, exit code
 //! ```
 //!
 //! ```text
@@ -12,6 +12,7 @@
 //!   http      a request over a connection that is open
 //!   nodes     the command `nodes`
 //!   pod       the command `pod`
+//!   node      the command `node`
 //!   vendors   registers of other vendors' devices
 //!   finding   a finding with its evidence and what to do; the verdict over all
 //!   print     a report as text or JSON
@@ -28,6 +29,7 @@ mod leader;
 mod vendors;
 mod nodes;
 mod pod;
+mod node;
 mod args;
 
 pub use args::{DoctorCommand, NAME, command, read};
@@ -68,6 +70,10 @@ async fn look(command: &DoctorCommand) -> (String, Exit) {
         Subject::Pod { pod, scheduler } => {
             let Opened { cluster, extenders } = open(access).await;
             shown(&pod::look((pod, scheduler), &cluster, &access.leader, extenders).await, *output)
+        }
+        Subject::Node(places) => {
+            let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;
+            shown(&node::report(&node::look(places, &cluster).await), *output)
         }
     }
 }

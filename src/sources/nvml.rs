@@ -14,9 +14,10 @@
 //!   allowance poll                   limit on calls before their period; the thread `nvml-poll`
 //!   stall                            which GPUs have absent readings while a call does not return
 //!   supervise                        the thread `nvml-supervise`, which never calls NVML
+//!   probe                            one look at the driver, for `doctor`
 //! ```
 //!
-//! What must never happen here: an NVML call outside of a heartbeat, a wait for an NVML thread to end, a failure of one
+//! What must never happen here: an NVML call outside of a heartbeat or the probe, a wait for an NVML thread to end, a failure of one
 //! GPU that affects another, a value that is invented because the true one could not be read.
 
 mod gate;
@@ -48,6 +49,7 @@ mod allowance;
 mod poll;
 mod stall;
 mod supervise;
+pub mod probe;
 #[cfg(test)]
 mod fake_driver_tests;
 

@@ -1,10 +1,11 @@
-//! Times as text: RFC 3339 as Kubernetes writes it, Unix seconds, and the date and time without a zone of HAMi's
-//! handshake.
+//! Times as text: RFC 3339 as Kubernetes writes it, Unix seconds, the date and time without a zone of HAMi's handshake, and the
+//! date of an HTTP answer.
 //!
 //! Supports the years 1970 to 9999 in whole seconds; fractions of a second are cut off. Leases alone have microseconds.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
+use jiff::fmt::rfc2822::DateTimeParser;
 use jiff::tz::Offset;
 use model::time::WallTime;
 
@@ -54,6 +55,13 @@ pub fn zoneless(text: &str) -> Option<WallTime> {
     wall(Offset::UTC.to_timestamp(at).ok()?.as_second())
 }
 
+/// Reads the `Date` of an HTTP answer: `Sat, 21 Nov 2026 10:21:12 GMT`.
+#[must_use]
+pub fn http_date(text: &str) -> Option<WallTime> {
+    let at: Timestamp = DateTimeParser::new().parse_timestamp(text).ok()?;
+    wall(at.as_second())
+}
+
 /// Reads Unix seconds, digits only.
 #[must_use]
 pub fn unix_seconds(text: &str) -> Option<WallTime> {
@@ -97,6 +105,7 @@ mod tests {
         assert_eq!(seconds(zoneless("2026-11-21 10:21:47")), Some(1_795_256_507));
         assert_eq!(seconds(zoneless("2026.11.21 10:21:47")), Some(1_795_256_507));
         assert_eq!(seconds(unix_seconds("1795256507")), Some(1_795_256_507));
+        assert_eq!(seconds(http_date("Sat, 21 Nov 2026 10:21:47 GMT")), Some(1_795_256_507));
         assert_eq!(to_rfc3339(WallTime(1_795_256_507_999_999)), "2026-11-21T10:21:47Z");
         assert_eq!(to_unix_seconds(WallTime(1_795_256_507_999_999)), "1795256507");
     }
@@ -124,6 +133,9 @@ mod tests {
         for text in ["", "2026-11-21", "2026-11-21T10:21:47", "2026-11.21 10:21:47", "2026-11-21 10:21:47 +0000"] {
             assert_eq!(zoneless(text), None, "{text}");
         }
+        for text in ["", "today", "Sat, 21 Nov 2026", "2026-11-21T10:21:47Z"] {
+            assert_eq!(http_date(text), None, "{text}");
+        }
         for text in ["", "-1", "+1", "1.5", "0x1", "9999999999999", "253402300800", "１"] {
             assert_eq!(unix_seconds(text), None, "{text}");
         }
@@ -132,7 +144,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_input_causes_a_panic(text in "\\PC{0,40}") {
-            let _ = (rfc3339(&text), zoneless(&text), unix_seconds(&text), rfc3339_micros(&text));
+            let _ = (rfc3339(&text), zoneless(&text), unix_seconds(&text), rfc3339_micros(&text), http_date(&text));
         }
 
         #[test]

@@ -442,6 +442,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}/{name}", get(read).put(replace))
+        .route("/version", get(async || "{}"))
         .route("/openid/v1/jwks", get(token_keys))
         .route("/.well-known/openid-configuration", get(token_issuer))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), record_and_apply_fault))

@@ -228,3 +228,77 @@ fn a_bound_pod_is_well() {
         "{report:#}"
     );
 }
+
+/// A folder that looks like a machine with the kubelet and CDI, and the flags that name it.
+struct Machine {
+    folder: tempfile::TempDir,
+    _sockets: Vec<std::os::unix::net::UnixListener>,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        for directory in ["kubelet/device-plugins", "kubelet/pod-resources", "cdi", "dev", "cgroup", "proc"] {
+            std::fs::create_dir_all(at(directory)).unwrap();
+        }
+        for file in ["dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia0", "cgroup/cgroup.controllers", "cdi/nvidia.yaml"] {
+            std::fs::write(at(file), "").unwrap();
+        }
+        let sockets = ["kubelet/device-plugins/kubelet.sock", "kubelet/pod-resources/kubelet.sock"];
+        let sockets = sockets.map(|path| std::os::unix::net::UnixListener::bind(at(path)).unwrap());
+        Machine { folder, _sockets: sockets.into() }
+    }
+
+    fn look(&self, server: &FakeApiServer, library: &std::path::Path, agent: SocketAddr) -> (i32, Value) {
+        let at = |path: &str| self.folder.path().join(path).into_os_string();
+        let kubeconfig = server.kubeconfig(self.folder.path());
+        let mut arguments: Vec<std::ffi::OsString> = ["node", "-o", "json", "--node-name", "n1"].map(Into::into).into();
+        arguments.extend(["--listen".into(), agent.to_string().into(), "--nvml-library".into(), library.into()]);
+        arguments.extend(["--kubeconfig".into(), kubeconfig.into(), "--usage-socket".into(), at("agent.sock")]);
+        for (flag, path) in
+            [("kubelet-root", "kubelet"), ("cdi-dir", "cdi"), ("dev-root", "dev"), ("cgroup-root", "cgroup")]
+        {
+            arguments.extend([format!("--{flag}").into(), at(path)]);
+        }
+        let (code, out, error) = run(arguments);
+        (code, serde_json::from_str(&out).unwrap_or_else(|why| panic!("{why}: {out}{error}")))
+    }
+}
+
+#[test]
+fn a_node_is_checked_from_its_driver_to_its_clock() {
+    use crate::driver::fake;
+    use lab::scenario::{Code, FakeGpu, Scenario};
+    let server = FakeApiServer::start();
+    node(&server, "n1", (1, 10));
+    let machine = Machine::new();
+    let gpu = FakeGpu { uuid: Some("GPU-n1-0".into()), ..FakeGpu::default() };
+    let scenario = Scenario { gpus: vec![gpu], ..Scenario::default() };
+    let (_directory, driver) = fake(&scenario);
+    // Something answers at the address of the agent, and it is not an agent.
+    let other = FakeApiServer::start();
+    let (code, report) = machine.look(&server, driver.library(), other.address());
+    assert_eq!((code, wrong(&report)), (1, vec!["AgentNotReady"]), "{report:#}");
+    let well = |report: &Value, code: &str| {
+        let findings = report["findings"].as_array().unwrap();
+        findings.iter().any(|finding| finding["code"] == code && finding["verdict"] == "well")
+    };
+    for part in ["Driver", "Devices", "Kubelet", "CdiFolders", "Cgroups", "Clock", "Versions"] {
+        assert!(well(&report, part), "{part}: {report:#}");
+    }
+
+    driver.write(&Scenario { init_error: Some(Code(9)), ..scenario.clone() }).unwrap();
+    let (_, report) = machine.look(&server, driver.library(), other.address());
+    assert_eq!(wrong(&report)[0], "DriverNotLoaded", "{report:#}");
+
+    // The Node registers a GPU that the driver does not know.
+    node(&server, "n1", (2, 10));
+    driver.write(&scenario).unwrap();
+    let (_, report) = machine.look(&server, driver.library(), other.address());
+    assert!(wrong(&report).contains(&"DeviceNotFound"), "{report:#}");
+    assert!(
+        report.to_string().contains("failed to get device handle for UUID GPU-n1-1: NVML_ERROR_NOT_FOUND"),
+        "{report:#}"
+    );
+}

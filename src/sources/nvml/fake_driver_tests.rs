@@ -9,6 +9,7 @@ mod identity;
 mod old_driver;
 mod process;
 mod process_use;
+mod probe;
 mod reading;
 mod hardware;
 mod release;

@@ -36,7 +36,7 @@ pub(super) fn open(
     opened.map_err(|why| Missing { why, advice: advice(path, why, &error_text).into() })
 }
 
-fn load(path: Option<&Path>) -> Result<Nvml, NvmlError> {
+pub(super) fn load(path: Option<&Path>) -> Result<Nvml, NvmlError> {
     let mut builder = Nvml::builder();
     if let Some(path) = path {
         builder.lib_path(path.as_os_str());

@@ -9,5 +9,5 @@ fuzz_target!(|bytes: &[u8]| {
         let seconds = model::time::WallTime(at.0 / 1_000_000 * 1_000_000);
         assert_eq!(wire::timestamp::rfc3339(&wire::timestamp::to_rfc3339(at)), Some(seconds));
     }
-    let _ = (wire::timestamp::zoneless(&text), wire::timestamp::unix_seconds(&text));
+    let _ = (wire::timestamp::zoneless(&text), wire::timestamp::unix_seconds(&text), wire::timestamp::http_date(&text));
 });
