@@ -1,5 +1,6 @@
 //! The command line of `gpu-steward doctor`.
 
+use crate::bundle::BundleOptions;
 use crate::leader::LeaderPlace;
 use crate::node::NodePlaces;
 use crate::print::Output;
@@ -23,7 +24,8 @@ const EXAMPLES: &str = "\
 Examples:
   gpu-steward doctor pod ml/train-0           why the pod waits for its GPUs, and what to do
   gpu-steward doctor nodes                    every Node with GPUs: register, handshake, slots, health, stream, driver, CDI
-  gpu-steward doctor node                     this machine: driver, devices, kubelet, CDI, cgroups, rights, clock";
+  gpu-steward doctor node                     this machine: driver, devices, kubelet, CDI, cgroups, rights, clock
+  gpu-steward doctor bundle                   a tar archive for a report of a problem";
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -46,6 +48,8 @@ pub(crate) enum Subject {
     },
     /// This machine.
     Node(NodePlaces),
+    /// What a report of a problem needs.
+    Bundle(BundleOptions),
 }
 
 /// A parsed command.
@@ -79,6 +83,7 @@ pub fn command() -> Command {
         .subcommand(pod())
         .subcommand(nodes())
         .subcommand(node())
+        .subcommand(bundle())
 }
 
 fn pod() -> Command {
@@ -104,6 +109,29 @@ fn scheduler() -> Arg {
         .value_name("NAME")
         .default_value(SCHEDULER)
         .help("spec.schedulerName of pods that gpu-steward is to place (extender.schedulerName of the chart)")
+}
+
+fn bundle() -> Command {
+    let file = Arg::new("file")
+        .short('f')
+        .long("file")
+        .value_name("PATH")
+        .value_parser(value_parser!(PathBuf))
+        .default_value("gpu-steward-bundle.tar")
+        .help("The file to write, which must not exist");
+    let pod = Arg::new("pod")
+        .long("pod")
+        .value_name("NAMESPACE/NAME")
+        .value_parser(pod_ref)
+        .help("A pod that the report is about");
+    let command = Command::new("bundle").about("Write what a report of a problem needs into a tar archive").long_about(
+        "Writes what a report of a problem needs into a tar archive of at most 20 MiB, and lists what is in it and what is missing: what \
+         doctor nodes says, the pods of gpu-steward and the ends of their logs, events, and what the leading extender believes; with --pod \
+         also why that pod waits.\n\
+         It reads no Secret, and no environment or argument of a container, and removes tokens from log lines. It names pods and nodes.\n\
+         Besides the rights of doctor nodes it needs those to list events and to get pods/log.",
+    );
+    with_cluster(command.args([file, pod, scheduler()]))
 }
 
 /// Namespace and name.
@@ -248,6 +276,13 @@ pub fn read(matches: &ArgMatches) -> Result<DoctorCommand, clap::Error> {
         Some(("pod", sub)) => {
             let pod: PodRef = sub.get_one("pod").cloned().ok_or_else(missing)?;
             (Subject::Pod { pod, scheduler: scheduler_of(sub) }, sub)
+        }
+        Some(("bundle", sub)) => {
+            let file = sub.get_one::<PathBuf>("file").cloned().ok_or_else(missing)?;
+            let namespace = sub.get_one("steward-namespace").cloned();
+            let options =
+                BundleOptions { file, pod: sub.get_one("pod").cloned(), scheduler: scheduler_of(sub), namespace };
+            (Subject::Bundle(options), sub)
         }
         _ => return Err(missing()),
     };

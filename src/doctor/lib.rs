@@ -13,6 +13,7 @@
 //!   nodes     the command `nodes`
 //!   pod       the command `pod`
 //!   node      the command `node`
+//!   bundle    the command `bundle`
 //!   vendors   registers of other vendors' devices
 //!   finding   a finding with its evidence and what to do; the verdict over all
 //!   print     a report as text or JSON
@@ -30,6 +31,7 @@ mod vendors;
 mod nodes;
 mod pod;
 mod node;
+mod bundle;
 mod args;
 
 pub use args::{DoctorCommand, NAME, command, read};
@@ -74,6 +76,10 @@ async fn look(command: &DoctorCommand) -> (String, Exit) {
         Subject::Node(places) => {
             let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;
             shown(&node::report(&node::look(places, &cluster).await), *output)
+        }
+        Subject::Bundle(options) => {
+            let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;
+            shown(&bundle::make(options, &cluster, &access.leader).await, *output)
         }
     }
 }

@@ -302,3 +302,47 @@ fn a_node_is_checked_from_its_driver_to_its_clock() {
         "{report:#}"
     );
 }
+
+#[test]
+fn a_bundle_has_what_a_report_needs_and_no_secret() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", (1, 10));
+    let extender = StreamExtender::led(&server);
+    extender_pod(&server, "gpu-extender-0", extender.address);
+    let mut logs = server.object("pods", "gpu", "gpu-extender-0").unwrap();
+    logs["metadata"]["annotations"]["lab/log"] = "I1121 started\nW1121 token=hidden-token got\n".into();
+    logs["spec"]["containers"][0]["env"] = json!([{ "name": "PASSWORD", "value": "hidden-password" }]);
+    server.put("pods", logs);
+    let secret =
+        json!({ "metadata": { "namespace": "gpu", "name": "s", "uid": "s" }, "data": { "key": "hidden-secret" } });
+    server.put("secrets", secret);
+    let waits = pod(&server, 1, 90_000);
+    extender.filter(&waits, &["n1"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.tar");
+    let line = format!("bundle --pod ml/train-1 --file {}", file.display());
+    let (code, text, error) = doctor(&server, &line);
+    assert_eq!(code, 0, "{text}{error}");
+    let archive = std::fs::read(&file).unwrap();
+    assert!(archive.len() <= 20 << 20);
+    let names = Command::new("tar").arg("-tf").arg(&file).output().unwrap();
+    let names = String::from_utf8(names.stdout).unwrap();
+    for name in [
+        "nodes.json",
+        "pods.json",
+        "pod.json",
+        "leader/nodes.json",
+        "leader/decisions.json",
+        "leader/metrics.txt",
+        "events/gpu.json",
+    ] {
+        assert!(names.lines().any(|line| line == name) && text.contains(name), "{name}: {names}{text}");
+    }
+    assert_eq!(names.lines().last(), Some("CONTENTS.txt"));
+    let content = String::from_utf8_lossy(&archive);
+    assert!(content.contains("I1121 started") && content.contains("CardInsufficientMemory"));
+    assert!(!content.contains("hidden-") && !content.contains(lab::api_server::TOKEN), "a secret is in the bundle");
+    assert!(!server.requests().iter().any(|asked| asked.path.ends_with("/secrets/s")), "no Secret is read");
+    let again = doctor(&server, &line);
+    assert!(again.0 == 1 && again.1.contains("NotWritten"), "an existing file stays: {}", again.1);
+}

@@ -1,0 +1,267 @@
+//! `doctor bundle`: what a report of a problem needs, as a tar archive.
+//!
+//! ```text
+//!   nodes.json            what `doctor nodes` says          leader/nodes.json      what the leader believes
+//!   pods.json             pods of gpu-steward               leader/metrics.txt     its metrics
+//!   events.json           events of the same namespaces     pod.json, leader/decisions.json   of one pod, with --pod
+//!   logs/…                the ends of their logs            CONTENTS.txt           this list, and what is missing
+//! ```
+//!
+//! No Secret, no token, no environment and no argument of a container is read. Tokens in log lines are removed.
+
+mod redact;
+mod tar;
+
+use crate::cluster::{ClusterReader, MAX_LISTED, within};
+use crate::finding::{Blind, Finding, Report, Seen};
+use crate::leader::{Leader, LeaderPlace};
+use crate::nodes::NodesSeen;
+use crate::pod;
+use crate::print::{self, Output, Row};
+use model::id::PodRef;
+use redact::redacted;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tar::Archive;
+use wire::described_pod::DescribedPod;
+
+/// Largest archive: what trackers of issues accept.
+const MAX_BYTES: usize = 20 << 20;
+/// Room that is kept for the list of the contents.
+const CONTENTS: usize = 256 << 10;
+/// Pods whose logs are read. Extenders and pods that are not ready come first.
+const MAX_LOGS: usize = 24;
+/// Lines and bytes of one log.
+const LOG: (u32, u32) = (5000, 1 << 20);
+/// Namespaces whose events are read.
+const MAX_NAMESPACES: usize = 8;
+
+/// What goes into the bundle, besides the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BundleOptions {
+    /// The file to write; it must not exist.
+    pub(crate) file: PathBuf,
+    /// A pod that the report is about.
+    pub(crate) pod: Option<PodRef>,
+    /// The name of the scheduler that is to place it.
+    pub(crate) scheduler: String,
+    /// The namespace of gpu-steward; `None` for all.
+    pub(crate) namespace: Option<String>,
+}
+
+/// A file of the bundle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Entry {
+    name: String,
+    bytes: usize,
+}
+
+impl Row for Entry {
+    const HEADINGS: &'static [&'static str] = &["FILE", "BYTES"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.name.clone(), self.bytes.to_string()]
+    }
+}
+
+/// The bundle so far.
+struct Bundle {
+    archive: Archive,
+    entries: Vec<Entry>,
+    missing: Vec<String>,
+}
+
+impl Bundle {
+    /// Adds a text. Of one that is too long the end is kept, where the newest lines of a log are.
+    fn add(&mut self, name: &str, text: &str) {
+        let text = redacted(text);
+        let room = self.archive.room().saturating_sub(CONTENTS);
+        let start = text.ceil_char_boundary(text.len().saturating_sub(room));
+        let kept = text.get(start..).unwrap_or_default();
+        if start > 0 {
+            self.missing.push(format!("{name}: its first {start} bytes, because the bundle is full"));
+        }
+        if self.archive.add(name, kept.as_bytes()) {
+            self.entries.push(Entry { name: name.to_owned(), bytes: kept.len() });
+        } else {
+            self.missing.push(format!("{name}: it does not fit"));
+        }
+    }
+
+    /// Adds a text, or notes why it is missing.
+    fn take(&mut self, name: &str, text: Seen<String>) {
+        match text {
+            Ok(text) => self.add(name, &text),
+            Err(blind) => self.missing.push(format!("{name}: {blind}")),
+        }
+    }
+}
+
+/// Makes the bundle and writes it.
+pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>, place: &LeaderPlace) -> Report<Entry> {
+    let now = clock::now().wall;
+    let archive = Archive::new(MAX_BYTES, Duration::from_micros(now.0));
+    let mut bundle = Bundle { archive, entries: Vec::new(), missing: Vec::new() };
+    let about = format!("bundle {}", options.file.display());
+    let reader = match cluster {
+        Ok(reader) => reader,
+        Err(blind) => {
+            return Report::new(
+                "doctor bundle",
+                about,
+                vec![Finding::unknown("NotSeen", blind.to_string())],
+                Vec::new(),
+            );
+        }
+    };
+    let pods = reader.steward_pods(options.namespace.as_deref(), None).await;
+    let nodes = NodesSeen::look(cluster, place, &pods.clone().map(extenders)).await;
+    bundle.add("nodes.json", &print::report(&nodes.report(true, now), Output::Json));
+    bundle.take("pods.json", pods.as_ref().map_err(Clone::clone).and_then(|pods| document(pods)));
+    if let Some(pod) = &options.pod {
+        let report = pod::look((pod, &options.scheduler), cluster, place, pods.clone().map(extenders)).await;
+        bundle.add("pod.json", &print::report(&report, Output::Json));
+    }
+    take_leader(&mut bundle, options, Leader::find(place, Ok(reader), &pods.clone().map(extenders)).await).await;
+    if let Ok(pods) = &pods {
+        if u32::try_from(pods.len()).is_ok_and(|pods| pods >= MAX_LISTED) {
+            bundle.missing.push(format!("pods.json: pods of gpu-steward beyond the first {MAX_LISTED}"));
+        }
+        take_events(&mut bundle, reader, pods).await;
+        take_logs(&mut bundle, reader, pods).await;
+    }
+    finish(bundle, options, about)
+}
+
+fn extenders(pods: Vec<DescribedPod>) -> Vec<DescribedPod> {
+    pods.into_iter().filter(is_extender).collect()
+}
+
+/// The extender has a container of its own name.
+fn is_extender(pod: &DescribedPod) -> bool {
+    pod.containers.iter().any(|container| container.name == "extender")
+}
+
+fn document(content: &impl Serialize) -> Seen<String> {
+    serde_json::to_string_pretty(content).map_err(|why| Blind::new("the document", why))
+}
+
+async fn take_leader(bundle: &mut Bundle, options: &BundleOptions, leader: Seen<Leader>) {
+    let mut leader = match leader {
+        Ok(leader) => leader,
+        Err(blind) => return bundle.missing.push(format!("leader/: {blind}")),
+    };
+    let nodes = leader.nodes(None).await.and_then(|nodes| document(&nodes));
+    bundle.take("leader/nodes.json", nodes);
+    if let Some(pod) = &options.pod {
+        let decisions = leader.decisions(&pod.to_string()).await.and_then(|decisions| document(&decisions));
+        bundle.take("leader/decisions.json", decisions);
+    }
+    let metrics = leader.text("/metrics").await.map(|text| String::from_utf8_lossy(&text).into_owned());
+    bundle.take("leader/metrics.txt", metrics);
+}
+
+/// The events of the namespaces of gpu-steward, and those about Nodes, which are in `default`.
+async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[DescribedPod]) {
+    let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).chain(["default"]).collect();
+    for namespace in namespaces.into_iter().take(MAX_NAMESPACES) {
+        let events = cluster.events(namespace, None).await.and_then(|events| document(&events));
+        bundle.take(&format!("events/{}.json", file_name(namespace)), events);
+    }
+}
+
+async fn take_logs(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[DescribedPod]) {
+    let mut pods: Vec<&DescribedPod> = pods.iter().collect();
+    pods.sort_by_key(|pod| (!is_extender(pod), pod.ready));
+    if pods.len() > MAX_LOGS {
+        bundle.missing.push(format!("logs/: those of {} pods more than {MAX_LOGS}", pods.len() - MAX_LOGS));
+    }
+    for pod in pods.into_iter().take(MAX_LOGS) {
+        let place = pod.reference();
+        for container in &pod.containers {
+            let name = format!("logs/{}-{}.log", file_name(&pod.name), file_name(&container.name));
+            let what = format!("the log of {place}");
+            let log = within(&what, cluster.client.pod_log(&place, &container.name, LOG)).await;
+            bundle.take(&name, log.map(|log| String::from_utf8_lossy(&log).into_owned()));
+        }
+    }
+}
+
+/// A name as part of a file's name: at most 40 characters, the end of a pod's name, which tells pods apart.
+fn file_name(name: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let plain: String = name.chars().map(plain).collect();
+    plain.get(plain.len().saturating_sub(40)..).unwrap_or_default().trim_start_matches('.').to_owned()
+}
+
+/// Adds the list of the contents, and writes the file.
+fn finish(mut bundle: Bundle, options: &BundleOptions, about: String) -> Report<Entry> {
+    let mut contents = String::new();
+    for Entry { name, bytes } in &bundle.entries {
+        contents.push_str(&format!("{bytes:>10}  {name}\n"));
+    }
+    for missing in &bundle.missing {
+        contents.push_str(&format!("   missing  {}\n", serve::terminal::plain(missing)));
+    }
+    contents.truncate(contents.floor_char_boundary(CONTENTS));
+    bundle.archive.add("CONTENTS.txt", contents.as_bytes());
+    bundle.entries.push(Entry { name: "CONTENTS.txt".to_owned(), bytes: contents.len() });
+    let archive = bundle.archive.finish();
+    let mut findings = vec![match write(&options.file, &archive) {
+        Ok(()) => {
+            let what = format!(
+                "{} bytes in {}; no Secret, token or environment is in it",
+                archive.len(),
+                options.file.display()
+            );
+            Finding::well("Written", what).advise(["read what is in it before you give it away: tar -xf FILE"])
+        }
+        Err(why) => Finding::wrong("NotWritten", format!("cannot write {}: {why}", options.file.display()))
+            .advise(["name a file that does not exist yet with --file"]),
+    }];
+    if !bundle.missing.is_empty() {
+        findings.push(Finding::note("Missing", "parts of the bundle are missing").because(bundle.missing));
+    }
+    Report::new("doctor bundle", about, findings, bundle.entries)
+}
+
+/// Writes a new file that only its owner may read.
+fn write(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bundle(most: usize) -> Bundle {
+        Bundle { archive: Archive::new(most, Duration::ZERO), entries: Vec::new(), missing: Vec::new() }
+    }
+
+    #[test]
+    fn the_newest_lines_of_a_log_that_is_too_long_are_kept_and_the_bundle_stays_in_its_bound() {
+        let mut full = bundle(CONTENTS + 8192);
+        let log: String = (0..2000).map(|n| format!("line {n}\n")).collect();
+        full.add("logs/a.log", &log);
+        full.add("logs/b.log", "more\n");
+        let kept = full.entries[0].bytes;
+        assert!(kept < log.len() && kept > 4096, "{kept}");
+        assert!(full.missing[0].starts_with("logs/a.log: its first"), "{:?}", full.missing);
+        assert!(full.archive.finish().len() <= CONTENTS + 8192);
+    }
+
+    #[test]
+    fn names_of_the_cluster_are_safe_names_of_files() {
+        for (name, file) in [("gpu-agent-x2x9p", "gpu-agent-x2x9p"), ("../../etc", "_.._etc"), ("a/b\u{1b}", "a_b_")] {
+            assert_eq!(file_name(name), file);
+        }
+        assert_eq!(file_name(&"a".repeat(100)).len(), 40);
+    }
+}
