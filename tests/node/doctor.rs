@@ -346,3 +346,81 @@ fn a_bundle_has_what_a_report_needs_and_no_secret() {
     let again = doctor(&server, &line);
     assert!(again.0 == 1 && again.1.contains("NotWritten"), "an existing file stays: {}", again.1);
 }
+
+/// The commands of the guide, without their comments.
+fn commands(guide: &str) -> Vec<&str> {
+    let blocks = guide.split("```sh\n").skip(1).filter_map(|block| Some(block.split_once("```")?.0));
+    let lines = blocks.flat_map(str::lines).filter(|line| !line.is_empty());
+    lines.map(|line| line.split_once("  #").map_or(line, |(command, _)| command).trim()).collect()
+}
+
+/// kubectl itself needs a real API server. What can be wrong in its commands is checked: verbs, labels, containers, ports, and what it
+/// runs in a pod.
+fn kubectl(command: &str) {
+    let chart = concat!(
+        include_str!("../../charts/gpu-steward/templates/extender/deployment.yaml"),
+        include_str!("../../charts/gpu-steward/templates/agent/daemonset.yaml"),
+        include_str!("../../charts/gpu-steward/templates/_names.tpl"),
+    );
+    let words: Vec<&str> = command.split_whitespace().collect();
+    assert!(["get", "describe", "logs", "exec", "port-forward"].contains(&words[1]), "{command}");
+    let after = |flag: &str| words.iter().position(|word| *word == flag).and_then(|at| words.get(at + 1)).copied();
+    if let Some((key, value)) = after("-l").and_then(|label| label.split_once('=')) {
+        assert!(chart.contains(&format!("{key}: {value}")), "{command}: the chart sets no such label");
+    }
+    if let Some(container) = after("-c") {
+        assert!(chart.contains(&format!("- name: {container}\n")), "{command}: no such container");
+    }
+    if words[1] == "port-forward" {
+        assert_eq!(words.last(), Some(&"9445"), "{command}");
+    }
+    if let Some((_, inside)) = command.split_once(" -- gpu-steward doctor ") {
+        assert!((0..=2).contains(&run(inside.split(' ').chain(["--kubeconfig", "/nonexistent"])).0), "{command}");
+    }
+}
+
+#[test]
+fn every_command_of_the_guide_to_troubleshooting_runs() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", (1, 10));
+    let extender = crate::extender::Extender::start_with(BINARY, &server, &["--profiling"]);
+    extender.wait_until_leads();
+    extender_pod(&server, "gpu-extender-0", extender.address);
+    let waits = pod(&server, 1, 90_000);
+    extender.filter(&waits, &["n1"]);
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = server.kubeconfig(folder.path());
+    let places = [
+        ("NAMESPACE/NAME", "ml/train-1".to_owned()),
+        ("gpu-system", "gpu".to_owned()),
+        ("http://127.0.0.1:9444", format!("http://{}", extender.address)),
+        ("/tmp/report.tar", folder.path().join("report.tar").display().to_string()),
+        ("?seconds=30", "?seconds=1".to_owned()),
+    ];
+    let all = commands(include_str!("../../docs/troubleshooting.md"));
+    assert!(all.len() > 15, "{all:?}");
+    for command in all {
+        let told = places.iter().fold(command.to_owned(), |text, (from, to)| text.replace(from, to));
+        let words: Vec<&str> = told.split_whitespace().collect();
+        let url = words.last().and_then(|url| url.strip_prefix("http://127.0.0.1:9445"));
+        match (words[0], url) {
+            ("gpu-steward", _) => {
+                let mut program = Command::new(BINARY);
+                program.args(&words[1..]).arg("--kubeconfig").arg(&kubeconfig).current_dir(folder.path());
+                let output = program.output().unwrap();
+                let said = String::from_utf8_lossy(&output.stdout);
+                assert!((0..=2).contains(&output.status.code().unwrap()), "{command}: {output:?}");
+                assert!(!said.is_empty() && output.stderr.is_empty(), "{command}: {output:?}");
+            }
+            ("tar", _) => {
+                assert!(Command::new("tar").args(&words[1..]).output().unwrap().status.success(), "{command}")
+            }
+            ("curl", Some(path)) if words.contains(&"PUT") => {
+                assert_eq!(extender.admin("PUT", path, words[words.len() - 2]).status, 200, "{command}");
+            }
+            ("curl" | "go", Some(path)) => assert_eq!(extender.admin("GET", path, "").status, 200, "{command}"),
+            ("kubectl", _) => kubectl(&told),
+            _ => panic!("{command}: unknown"),
+        }
+    }
+}
