@@ -335,6 +335,7 @@ impl WatchedKind for AllPods {
             }
         }
         share(&mut pod.name.namespace);
+        pod.scheduler.iter_mut().for_each(share);
         pod.annotations.shrink_to_fit();
         Ok(pod)
     }

@@ -3,6 +3,7 @@
 //! ```text
 //!   Nodes, pods (watches) ──▶ node_is, pod_is, pod_gone … ──▶ ClusterState: one ledger for each node
 //!   filter    proposes a node, writes nothing     ──▶ FilterVerdict
+//!   wakes     pods that no node fitted, and for which there is room now ──▶ Wake
 //!   bind      chooses devices and reserves them   ──▶ BindOrder ──OrderStages: POST, read, fence──▶ bind_ended
 //!   streams of the agents ──▶ agent_reports, agent_closed … ──▶ LeaderView, evidence of starts and ends
 //! ```
@@ -27,7 +28,9 @@ mod node;
 mod rank;
 mod verdicts;
 mod recent_pods;
-mod refused_pods;
+mod node_set;
+mod waiting;
+mod wake;
 mod recent_scores;
 mod state;
 mod pods;
@@ -63,6 +66,7 @@ pub use real_memory::{FailedCheck, UnknownMemory, UsageChange};
 pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice, NodeNames};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;
+pub use wake::{Wake, WakeStep};
 
 #[cfg(test)]
 mod tests;

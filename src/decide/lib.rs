@@ -10,7 +10,7 @@
 //!   attribute memory_sums occupants names api_pods evidence   which pod a use belongs to; names; signs of a GPU reset
 //!   health overuse tally                          fit GPUs; pods above their claim; GPU time and energy of pods
 //!   ledger placement                              what claims take of each device; which GPUs of a node fit a pod
-//!   cluster                                       all nodes and claims: filter, bind, preempt
+//!   cluster wake_pace                             all nodes and claims: filter, bind, preempt, wake; how often pods are woken
 //!   election authority                            which extender leads (its times are settings); when certificates are replaced
 //!   agent_report report_pace token_pace leader_search message_rate
 //!                                                 what an agent reports to the leader, how often, and to which address
@@ -46,6 +46,7 @@ pub mod overuse;
 pub mod node;
 pub mod ledger;
 pub mod placement;
+pub mod wake_pace;
 pub mod cluster;
 pub mod gone_pods;
 pub mod agent_report;

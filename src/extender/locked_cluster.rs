@@ -372,9 +372,9 @@ impl LockedCluster {
     }
 
     /// No node fits a pod as it is now.
-    pub(super) fn is_refused(&self, uid: &PodUid) {
-        self.plain.lock().forget(uid);
-        self.cluster.lock().is_refused(uid, clock::monotonic());
+    pub(super) fn is_refused(&self, pod: &Pod) {
+        self.plain.lock().forget(&pod.uid);
+        self.cluster.lock().is_refused(&pod.uid, &pod.name, clock::monotonic());
     }
 
     /// The filter was asked for a pod that requests no GPU. kube-scheduler lets the extender bind it too.

@@ -69,7 +69,7 @@ impl Verbs {
                 return Ok(extender::encode_filter(&nodes, &all, &[]));
             }
             Asked::Refused(why) => {
-                self.cluster.is_refused(&pod.uid);
+                self.cluster.is_refused(&pod);
                 let failed: Vec<FailedNode<'_>> =
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.measures.refused_pod();

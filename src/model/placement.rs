@@ -2,6 +2,7 @@
 
 use crate::id::{GpuUuid, PodRef, PodUid};
 use crate::request::ContainerRequest;
+use crate::time::WallTime;
 use std::sync::Arc;
 
 /// Which GPUs a pod accepts. The default accepts every GPU.
@@ -96,6 +97,8 @@ pub struct PlacementRequest {
     pub pod: PodRef,
     /// The resource version of the pod with this request, where the server uses numbers.
     pub version: Option<u64>,
+    /// When it was created.
+    pub created: Option<WallTime>,
     /// What its containers request, init containers first.
     pub requests: Vec<ContainerRequest>,
     /// Which GPUs it accepts.
@@ -133,6 +136,7 @@ impl PlacementRequest {
             selection,
             preference,
             priority: _,
+            created: _,
             gang: _,
             realtime,
             prefers_nodes: _,
@@ -162,6 +166,7 @@ mod tests {
             uid: PodUid::parse(&"1".repeat(32)).unwrap(),
             pod: PodRef { namespace: "ml".into(), name: "train".into() },
             version: Some(7),
+            created: None,
             requests: vec![container.clone()],
             selection: GpuSelection::default(),
             preference: PlacementPreference::default(),

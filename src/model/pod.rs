@@ -81,6 +81,8 @@ pub struct Pod {
     pub controller: Option<PodController>,
     /// The node on which kube-scheduler has evicted pods for it.
     pub nominated: Option<NodeName>,
+    /// The scheduler that is to place it; `None` where it has a node.
+    pub scheduler: Option<Arc<str>>,
     /// Whether it has scheduling gates: no scheduler may place it before they are removed.
     pub gated: bool,
     /// The group of pods with which it is to be placed together, in its namespace.
@@ -282,6 +284,7 @@ mod tests {
             labels: Vec::new(),
             priority: None,
             controller: None,
+            scheduler: None,
             host_network: false,
             nominated: None,
             gang: None,

@@ -26,8 +26,13 @@ impl Pod {
             self.node.as_ref().map(NodeName::as_str),
             self.nominated.as_ref().map(NodeName::as_str),
         ];
-        let names =
-            [Some(&self.name.namespace), Some(&self.name.name), self.gang.as_ref(), self.runtime_class.as_ref()];
+        let names = [
+            Some(&self.name.namespace),
+            Some(&self.name.name),
+            self.scheduler.as_ref(),
+            self.gang.as_ref(),
+            self.runtime_class.as_ref(),
+        ];
         let controller =
             self.controller.iter().flat_map(|owner| [&owner.api_version, &owner.kind, &owner.name, &owner.uid]);
         let left_out = self.containers_left_out.as_ref().map_or(0, |left_out| {

@@ -4,7 +4,7 @@ use crate::unit::{Bytes, CorePercent, Mib};
 use std::sync::Arc;
 
 /// Memory of each of the GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemoryRequest {
     /// This amount.
     Amount(Mib),

@@ -71,6 +71,12 @@ impl Eq for CorePercent {}
 impl Eq for Count {}
 impl Eq for Nanos {}
 
+impl Ord for Mib {
+    fn cmp(&self, other: &Mib) -> std::cmp::Ordering {
+        self.0.cmp(&other.0)
+    }
+}
+
 impl Bytes {
     /// One MiB.
     pub const MIB: u64 = 1 << 20;

@@ -134,6 +134,7 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
         uid: pod.uid.clone(),
         pod: pod.name.clone(),
         version: pod.version,
+        created: pod.created_at,
         requests,
         selection: selection(pod)?,
         preference: preference(pod)?,

@@ -186,6 +186,8 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         controller: controller.and_then(of_controller),
         gang: gang(&spec, labels),
         nominated: NodeName::parse(&status.nominated_node_name.0).ok(),
+        // A pod with a node needs none, and there may be many of these.
+        scheduler: if spec.node_name.0.is_empty() { shown(&spec.scheduler_name.0, MAX_NAME) } else { None },
         gated: !spec.scheduling_gates.0.is_empty(),
         prefers_nodes: spec.prefers_nodes(),
         host_network: spec.host_network.0,
@@ -251,6 +253,7 @@ struct OwnerReference {
 struct Spec<'a> {
     node_name: OrNull<String>,
     priority: Option<i32>,
+    scheduler_name: OrNull<String>,
     scheduling_gates: OrNull<Vec<IgnoredAny>>,
     workload_ref: OrNull<WorkloadRef>,
     scheduling_group: OrNull<SchedulingGroup>,

@@ -187,6 +187,7 @@ impl ClusterState {
     /// are released: the next leader gets the same reports, which show the processes of these pods, and decides.
     pub fn forget_agents(&mut self) {
         self.closing.clear();
+        self.forget_wakes();
         let mut ended: Vec<(NodeName, PodUid)> = Vec::new();
         for node in self.nodes.values_mut() {
             node.set_agent(None);

@@ -37,7 +37,7 @@ impl Gangs {
     }
 
     /// The expected members of the gang of this pod.
-    fn of(&self, request: &PlacementRequest) -> Option<&BTreeSet<PodUid>> {
+    pub(super) fn of(&self, request: &PlacementRequest) -> Option<&BTreeSet<PodUid>> {
         self.0.get(request.gang.as_ref()?)
     }
 }

@@ -672,6 +672,11 @@ impl NodeClaims {
         Some(devices)
     }
 
+    /// The pods that the filter expects here.
+    pub(super) fn expected(&self) -> impl Iterator<Item = &PodUid> {
+        self.proposals.keys()
+    }
+
     /// Whether the filter expects pods here.
     pub(super) fn has_proposals(&self) -> bool {
         !self.proposals.is_empty()

@@ -55,6 +55,8 @@ pub(super) struct NominatedPods {
     on_node: HashMap<NodeName, BTreeSet<PodUid>>,
     /// The last offers, oldest first, each with the pod that it was made for.
     offers: VecDeque<(PlacementRequest, Offer)>,
+    /// The nodes on which less room is kept now, until [`NominatedPods::take_ended`].
+    ended: BTreeSet<NodeName>,
     /// The newest moment that is known.
     now: Monotonic,
 }
@@ -101,7 +103,19 @@ impl NominatedPods {
 
     /// The time has come to this moment.
     pub(super) fn is_at(&mut self, now: Monotonic) {
-        self.now = self.now.max(now);
+        if now <= self.now {
+            return;
+        }
+        let ends = |one: &&Nomination| self.counts(one) && now.since(one.since) >= ROOM_WITHIN;
+        let ended: Vec<NodeName> = self.waiting.values().filter(ends).map(|one| one.node.clone()).collect();
+        self.ended.extend(ended);
+        self.now = now;
+    }
+
+    /// The nodes on which less room is kept since this was last called: other pods may fit there now, although nothing else has
+    /// changed.
+    fn take_ended(&mut self) -> BTreeSet<NodeName> {
+        std::mem::take(&mut self.ended)
     }
 
     /// The pod waits for room on this node. A repetition does not begin its wait anew.
@@ -155,6 +169,7 @@ impl NominatedPods {
                 self.on_node.remove(&node);
             }
         }
+        self.ended.insert(node);
     }
 
     /// The pod is bound or gone.
@@ -175,6 +190,16 @@ impl ClusterState {
     /// The time has come to this moment: the room of pods that were nominated too long ago is no longer kept.
     pub fn nominations_at(&mut self, now: Monotonic) {
         self.nominated.is_at(now);
+    }
+
+    /// Counts a change of each node on which less room is kept for nominated pods now: pods that wait may fit there.
+    pub(super) fn count_ended_nominations(&mut self, now: Monotonic) {
+        self.nominated.is_at(now);
+        for name in self.nominated.take_ended() {
+            if let Some(node) = self.nodes.get_mut(&name) {
+                node.is_changed();
+            }
+        }
     }
 
     /// No node of its filter call fits a pod, and kube-scheduler has nominated it to this node.

@@ -23,6 +23,8 @@ pub enum PlantedMistake {
     BindTrustsFilter,
     /// A node that was closed by a claim that could not be read stays closed once the claim can be read.
     ReadableClaimStaysUnknown,
+    /// A pod is woken once, whatever that led to.
+    WokenOnce,
 }
 
 #[cfg(feature = "simulation")]

@@ -132,6 +132,7 @@ impl ClusterState {
     /// GPU and no longer closes its node. An order that is being written keeps its reservation, and a pod that has ended the GPUs that
     /// its agent still sees in use.
     pub fn pod_is_left_out(&mut self, uid: &PodUid) {
+        self.does_not_wait(uid);
         self.pod_without_gpus_is(uid, None);
         let Some(node) = self.locations.get(uid).map(|location| location.node.clone()) else { return };
         if self.nodes.get(&node).is_none_or(|claims| claims.ledger().get(uid).is_none()) {
@@ -193,12 +194,12 @@ impl ClusterState {
 
     pub(super) fn node_entry(&mut self, name: &NodeName) -> &mut NodeClaims {
         let (places, numbered, next) = (&mut self.free_places, &mut self.numbered, self.nodes.len());
-        let (versions, unproven) = (&mut self.versions, self.unproven_left_out);
-        let margin = self.rules.placement.check.margin;
+        let (versions, changes, margin) = (&mut self.versions, &self.changes, self.rules.placement.check.margin);
+        let unproven = self.unproven_left_out;
         self.nodes.entry(name.clone()).or_insert_with(|| {
             *numbered += 1;
             // If no place is free, the nodes fill all places before this one.
-            let version = CountedVersion::new(*numbered, places.pop().unwrap_or(next));
+            let version = CountedVersion::new(*numbered, places.pop().unwrap_or(next), changes);
             Arc::make_mut(versions).insert(name.clone(), version.shared());
             let mut node = NodeClaims::named(name.clone(), version, margin);
             node.leaves_out_unproven_pods(unproven);

@@ -7,9 +7,10 @@ use super::nominated::NominatedPods;
 use super::real_memory::UsageChanges;
 use super::recent_pods::RecentPods;
 use super::recent_scores::RecentScores;
-use super::refused_pods::RefusedPods;
 use super::verdicts::VerdictCache;
 use super::version::NodeVersion;
+use super::waiting::WaitingPods;
+use super::wake::Wakes;
 use crate::ledger::ClaimState;
 use crate::placement::PlacementRules;
 use model::id::{NodeName, PodRef, PodUid};
@@ -18,6 +19,7 @@ use model::time::Monotonic;
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Upper bound on the pods that are remembered between their filter call and their bind. kube-scheduler places one pod at a
 /// time, while binds of earlier pods run in parallel; a few hundred pods wait at a gate of the scheduler.
@@ -119,8 +121,10 @@ pub struct ClusterState {
     pub(super) pending: HashMap<PodUid, PendingPod>,
     /// The members of gangs among them.
     pub(super) gangs: Gangs,
-    /// Pods that no node fits.
-    pub(super) refused: RefusedPods,
+    /// Pods that no node fits, and others that wait.
+    pub(super) waiting: WaitingPods,
+    /// Which of them are woken.
+    pub(super) wakes: Wakes,
     /// Pods that wait for room on their nominated nodes, because other pods there end.
     pub(super) nominated: NominatedPods,
     /// Pods that are gone, and get no proposal.
@@ -140,6 +144,8 @@ pub struct ClusterState {
     /// The version of each node, which a call reads without the lock of the state. While a call reads the map, the next change
     /// of the names copies the map, which takes a tenth of a millisecond.
     pub(super) versions: Arc<ByName<Arc<NodeVersion>>>,
+    /// Number of the changes of all nodes.
+    pub(super) changes: Arc<AtomicU64>,
     /// Places of nodes that are no longer known.
     pub(super) free_places: Vec<usize>,
     /// The newest verdicts about the nodes.
@@ -197,7 +203,8 @@ impl ClusterState {
             locations: HashMap::new(),
             pending: HashMap::new(),
             gangs: Gangs::default(),
-            refused: RefusedPods::default(),
+            waiting: WaitingPods::default(),
+            wakes: Wakes::default(),
             nominated: NominatedPods::default(),
             gone: RecentPods::default(),
             unbound: RecentPods::default(),
@@ -207,6 +214,7 @@ impl ClusterState {
             epoch: 0,
             numbered: 0,
             versions: Arc::default(),
+            changes: Arc::default(),
             free_places: Vec::new(),
             verdicts: VerdictCache::default(),
             unreadable: HashMap::new(),
@@ -266,19 +274,16 @@ impl ClusterState {
     /// Number of pods that no node fitted at their last filter call and that still wait.
     #[must_use]
     pub fn refused(&self) -> usize {
-        self.refused.len()
+        self.waiting.refused()
     }
 
     /// No node fits a pod as it is now: its request cannot be read, or it has scheduling gates. A claim is not touched.
-    pub fn is_refused(&mut self, uid: &PodUid, now: Monotonic) {
+    pub fn is_refused(&mut self, uid: &PodUid, pod: &PodRef, now: Monotonic) {
         self.forget_proposal(uid);
-        self.refuse(uid, now);
-    }
-
-    pub(super) fn refuse(&mut self, uid: &PodUid, now: Monotonic) {
+        self.wake_is_asked(uid, false);
         // No event would remove a pod that was deleted during its call.
         if !self.gone.has(uid) {
-            self.refused.add(uid, now);
+            self.waiting.is_unplaceable(uid, pod, now);
         }
     }
 
@@ -291,7 +296,7 @@ impl ClusterState {
     /// Forgets the proposals of pods whose last filter call is older than `before`: they were placed in another way, or given
     /// up. Their claims are not touched.
     pub fn forget_pending(&mut self, before: Monotonic) {
-        self.refused.forget_before(before);
+        self.waiting.forget_refused(before);
         while let Some((filtered, uid)) = self.order.first() {
             if *filtered >= before {
                 break;
@@ -304,7 +309,7 @@ impl ClusterState {
     /// A pod that may have been filtered requests no GPU now. A claim is not touched.
     pub fn is_not_pending(&mut self, uid: &PodUid) {
         self.forget_proposal(uid);
-        self.refused.remove(uid);
+        self.does_not_wait(uid);
         self.nominated.remove(uid);
     }
 

@@ -11,6 +11,7 @@
 
 use super::names::ByName;
 use super::node::NodeClaims;
+use super::node_set::NodeSet;
 use super::rank::Suitability;
 use super::state::ClusterState;
 use super::verdicts::{Judged, KeptVerdicts, MadeVerdict, Signature, Verdict};
@@ -134,6 +135,11 @@ impl Survey {
             made.extend(state.with(|state| state.judge_all(request, &self.signature, names)));
         }
         Verdicts { kept, made }
+    }
+
+    /// The places of these nodes, of those that are known.
+    pub(super) fn places(&self, nodes: &[&str]) -> NodeSet {
+        nodes.iter().filter_map(|name| self.versions.get(*name)).map(|version| version.place()).collect()
     }
 
     fn known(&self, name: &str) -> Option<&Verdict> {

@@ -16,7 +16,6 @@ use super::version::VersionNumbers;
 use crate::placement::{CheckResult, FillTerms, NodeRefusal};
 use model::placement::{GpuSelection, PlacementPreference, PlacementRequest};
 use model::request::{ContainerRole, MemoryRequest};
-use model::unit::CorePercent;
 use std::sync::Arc;
 
 /// Number of kinds of requests whose verdicts are kept; the least recently used kind is replaced. Each kind takes 120
@@ -26,10 +25,13 @@ pub(super) const MOST: usize = 32;
 /// Number of nodes in one part. A part takes 8 KiB and is copied in less than a microsecond.
 const PART: usize = 64;
 
+/// What a container requests: its role, GPUs, memory, and percent of SM time.
+type Requested = (ContainerRole, u32, Option<MemoryRequest>, Option<u32>);
+
 /// All that placement reads of a request: everything but the names.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Signature {
-    containers: Vec<(ContainerRole, u32, Option<MemoryRequest>, Option<CorePercent>)>,
+    containers: Vec<Requested>,
     selection: GpuSelection,
     preference: PlacementPreference,
     realtime: Option<bool>,
@@ -82,7 +84,9 @@ impl Signature {
     pub(super) fn of(request: &PlacementRequest) -> Signature {
         let containers = request.requests.iter();
         Signature {
-            containers: containers.map(|one| (one.role, one.slots, one.memory, one.cores)).collect(),
+            containers: containers
+                .map(|one| (one.role, one.slots, one.memory, one.cores.map(|cores| cores.0)))
+                .collect(),
             selection: request.selection.clone(),
             preference: request.preference.clone(),
             realtime: request.realtime,

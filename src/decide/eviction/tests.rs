@@ -36,6 +36,7 @@ fn pod(n: u32) -> Pod {
         labels: Vec::new(),
         priority: None,
         controller: None,
+        scheduler: None,
         host_network: false,
         nominated: None,
         gang: None,

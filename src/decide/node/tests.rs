@@ -255,6 +255,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         labels: Vec::new(),
         priority: None,
         controller: None,
+        scheduler: None,
         host_network: false,
         nominated: None,
         gang: None,

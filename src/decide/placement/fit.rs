@@ -85,6 +85,11 @@ fn barred(device: &PlacementDevice, selection: &GpuSelection, accepts_kind: bool
     barred.then_some(RefusalReason::CardUuidMismatch)
 }
 
+/// Whether the pod accepts this device, if enough of it is free.
+pub(crate) fn accepts(selection: &GpuSelection, device: &PlacementDevice) -> bool {
+    barred(device, selection, accepts_kind(selection, &device.kind)).is_none()
+}
+
 /// Whether the pod accepts this product and this sharing mode.
 pub(crate) fn accepts_kind(selection: &GpuSelection, kind: &DeviceKind) -> bool {
     let GpuSelection { use_types, avoid_types, modes, .. } = selection;

@@ -56,6 +56,7 @@ pub(crate) fn pod(n: u32, requests: Vec<ContainerRequest>) -> PlacementRequest {
         uid: PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).unwrap(),
         pod: PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() },
         version: Some(1),
+        created: None,
         requests,
         selection: GpuSelection::default(),
         preference: PlacementPreference::default(),

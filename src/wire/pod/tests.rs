@@ -29,7 +29,7 @@ fn whole() -> Value {
             "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
         },
         "spec": {
-            "nodeName": "n1", "priority": 1000, "hostNetwork": true, "restartPolicy": "OnFailure", "runtimeClassName": "kata",
+            "nodeName": "n1", "schedulerName": "gpu-steward", "priority": 1000, "hostNetwork": true, "restartPolicy": "OnFailure", "runtimeClassName": "kata",
             "initContainers": [
                 {"name": "fetch", "image": "fetch:1"},
                 {"name": "proxy", "image": "proxy:1", "restartPolicy": "Always"},
@@ -145,6 +145,7 @@ fn a_whole_pod_is_read_and_nothing_else_is_kept() {
     let pod = read(&whole()).unwrap();
     assert_eq!((pod.uid.as_str(), pod.name.to_string(), &pod.mirror_of), (UID, "ml/train-0".into(), &None));
     assert_eq!((pod.phase, pod.priority, pod.host_network), (PodPhase::Running, Some(1000), true));
+    assert_eq!(pod.scheduler, None, "it has a node");
     assert_eq!((pod.restart, pod.deleted_at), (Some(RestartPolicy::OnFailure), Some(WallTime(1_795_256_130_000_000))));
     assert_eq!((pod.created_at, pod.version), (Some(WallTime(1_795_255_200_000_000)), Some(4711)));
     let keys: Vec<&str> = pod.annotations.iter().map(|(key, _)| &**key).collect();

@@ -1,0 +1,485 @@
+//! Which of the waiting pods kube-scheduler tries again, because a node has room for them now.
+//!
+//! kube-scheduler tries a refused pod again after events that it sees itself. It often does so before the leader has seen what the
+//! event frees, and it never sees what only the leader learns: processes have ended, a stranger has left, a node has opened.
+//!
+//! ```text
+//!   a node changes ──▶ for each kind of request: may it fit there now? ──▶ pods in order ──judge──▶ Wake
+//!                                                                       │      ▲ room of pods that are expected or woken
+//!   filter call: refused ──▶ longer pause of a pod that was woken       └── priority, namespaces in turn, age
+//! ```
+//!
+//! What must never happen here: a pod that fits waits for ever, because a change was missed; many pods are woken for the room of
+//! one; a pod is woken while its bind is under way.
+
+use super::filter::gpu_pod;
+use super::node::NodeClaims;
+use super::node_set::NodeSet;
+use super::planted::{PlantedMistake, planted};
+use super::state::ClusterState;
+use super::verdicts::Signature;
+use super::version::VersionNumbers;
+use super::waiting::{Asked, Need, Rank, WaitingKind, WaitingPods};
+use crate::ledger::{DeviceDemand, demand_of};
+use crate::placement::{CountedClaims, accepts, place};
+use crate::wake_pace::{A_SECOND, ASKED_WITHIN, WakeCounts, WakePace};
+use model::id::{GpuUuid, NodeName, PodRef, PodUid};
+use model::placement::PlacementRequest;
+use model::time::Monotonic;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Number of nodes that are judged in one step, and of kinds of requests that are compared with changed nodes: 0.2 ms.
+const JUDGED: usize = 256;
+const COMPARED: usize = 16_384;
+/// How often a pod is judged again for a node whose room is kept for another pod.
+const BLOCKED: Duration = Duration::from_secs(1);
+/// How long a change is left to kube-scheduler, which tries refused pods itself at many events, and then soonest.
+const SETTLES: Duration = Duration::from_millis(200);
+/// After the start of a term kube-scheduler tries by itself the pods that it could not ask about without a leader. Its first pauses
+/// are 1 s and 2 s.
+const AFTER_WIN: Duration = Duration::from_secs(2);
+
+/// A pod that is to be woken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wake {
+    /// The UID.
+    pub uid: PodUid,
+    /// Namespace and name.
+    pub pod: PodRef,
+    /// A node that has room for it.
+    pub node: NodeName,
+    /// The epoch of this leader.
+    pub epoch: u64,
+    /// The number of the wake in this process. With the epoch it differs from every earlier one.
+    pub number: u64,
+}
+
+/// Pods that are to be woken now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WakeStep {
+    /// The pods.
+    pub wakes: Vec<Wake>,
+    /// Whether the next step has something to do at once.
+    pub more: bool,
+}
+
+/// What is known of the wakes.
+#[derive(Debug, Default)]
+pub(super) struct Wakes {
+    pace: WakePace,
+    /// When a pod of each namespace was last woken, as a count of all wakes.
+    served: BTreeMap<Arc<str>, u64>,
+    /// Number of wakes.
+    number: u64,
+    /// The count of all changes when changed nodes were looked for last.
+    looked: Option<u64>,
+    /// Number of these looks. A filter call remembers it: it knows what earlier looks have found.
+    looks: u64,
+    /// The nodes by their places, as they were seen last.
+    seen: Vec<Option<SeenNode>>,
+    /// The places of nodes that have changed and were not compared with the kinds of requests since, with the time when that was
+    /// found.
+    fresh: BTreeMap<usize, Monotonic>,
+    /// The room that is kept for pods until kube-scheduler asks about them.
+    kept: BTreeMap<PodUid, KeptRoom>,
+    /// Whether some kind may fit on a node since the last step.
+    is_due: bool,
+    /// When the next step has something to do although nothing changes.
+    due: Option<Monotonic>,
+    /// No pod is woken before.
+    not_before: Monotonic,
+}
+
+#[derive(Clone, Debug)]
+struct SeenNode {
+    name: NodeName,
+    numbers: VersionNumbers,
+    /// The number of the look that has found its newest change.
+    at: u64,
+}
+
+#[derive(Clone, Debug)]
+struct KeptRoom {
+    node: NodeName,
+    /// When kube-scheduler is late, and the room is kept no longer.
+    until: Monotonic,
+    demands: Vec<(GpuUuid, DeviceDemand)>,
+}
+
+/// The pods that may be woken now, by namespace, first ones first.
+#[derive(Debug, Default)]
+struct Lines {
+    pods: BTreeMap<Arc<str>, VecDeque<(Rank, Signature)>>,
+    /// When the next pod may be woken that may not yet.
+    due: Option<Monotonic>,
+    /// Whether there are more pods than these.
+    more: bool,
+}
+
+/// Whether a node has room for a pod.
+#[derive(Clone, Debug)]
+enum NodeRoom {
+    /// It takes this much.
+    Free(Vec<(GpuUuid, DeviceDemand)>),
+    /// Only without pods that are expected there.
+    Blocked,
+    /// None.
+    Taken,
+}
+
+impl ClusterState {
+    /// This process begins to decide. It was never asked about the pods that wait.
+    pub fn begins_to_lead(&mut self, now: Monotonic) {
+        self.waiting.are_inherited();
+        let Wakes { pace, served, number, looks, .. } = std::mem::take(&mut self.wakes);
+        self.wakes = Wakes { pace, served, number, looks, not_before: now.after(AFTER_WIN), ..Wakes::default() };
+        self.wakes.pace.forget_open();
+    }
+
+    /// The pod watch shows a pod without a node that kube-scheduler may place.
+    pub fn pod_waits(&mut self, request: &PlacementRequest, now: Monotonic) {
+        if !self.locations.contains_key(&request.uid) {
+            self.waiting.is_shown(request, now);
+        }
+    }
+
+    /// A pod does not wait: it is bound or gone, is ending, has gates, or is not for this scheduler.
+    pub fn does_not_wait(&mut self, uid: &PodUid) {
+        self.waiting.remove(uid);
+        self.wakes.pace.is_gone(uid);
+        self.wakes.kept.remove(uid);
+    }
+
+    /// The pod watch shows that no scheduler may place this pod, or that its request cannot be read.
+    pub fn cannot_be_placed(&mut self, uid: &PodUid) {
+        // kube-scheduler has asked about it, and it still counts as refused.
+        if !self.waiting.is_known_unplaceable(uid) {
+            self.does_not_wait(uid);
+        }
+    }
+
+    /// This process no longer decides: another leader learns what its wakes have led to.
+    pub(super) fn forget_wakes(&mut self) {
+        self.wakes.kept.clear();
+        self.wakes.pace.forget_open();
+    }
+
+    /// Whether a pod that was to be woken still waits for that.
+    #[must_use]
+    pub fn may_wake(&self, uid: &PodUid, now: Monotonic) -> bool {
+        self.wakes.kept.get(uid).is_some_and(|kept| now < kept.until)
+    }
+
+    /// A pod could not be written, and was not woken.
+    pub fn wake_has_failed(&mut self, uid: &PodUid) {
+        self.wakes.pace.has_failed(uid);
+        self.wakes.kept.remove(uid);
+    }
+
+    /// What wakes have led to.
+    #[must_use]
+    pub fn wake_counts(&self) -> WakeCounts {
+        self.wakes.pace.counts()
+    }
+
+    /// kube-scheduler has asked about a pod.
+    pub(super) fn wake_is_asked(&mut self, uid: &PodUid, passes: bool) {
+        self.wakes.pace.is_asked(uid, passes);
+        self.wakes.kept.remove(uid);
+    }
+
+    /// The number of the newest look at changed nodes, and the highest number of a node: what a call that begins now knows.
+    pub(super) fn known_changes(&self) -> (u64, u64) {
+        (self.wakes.looks, self.numbered)
+    }
+
+    /// A node fits a pod.
+    pub(super) fn passes(&mut self, request: &PlacementRequest, now: Monotonic) {
+        self.wake_is_asked(&request.uid, true);
+        if !self.gone.has(&request.uid) {
+            self.waiting.passes(request, now);
+        }
+    }
+
+    /// No node fits a pod.
+    pub(super) fn refuse(&mut self, request: PlacementRequest, asked: Asked, now: Monotonic) {
+        self.wake_is_asked(&request.uid, false);
+        // No event would remove a pod that was deleted during its call.
+        if self.gone.has(&request.uid) {
+            return;
+        }
+        // Nodes may have changed while the call judged others, so the call has not seen that.
+        let wakes = &self.wakes;
+        let is_newer = |seen: &Option<SeenNode>| seen.as_ref().is_some_and(|seen| seen.at > asked.changes);
+        let places = if wakes.looks > asked.changes { &*wakes.seen } else { &[] };
+        let newer = places.iter().enumerate().filter(|(_, seen)| is_newer(seen)).map(|(place, _)| place);
+        self.wakes.is_due |= self.waiting.is_refused(request, asked.clone(), newer, now);
+    }
+
+    /// The pods that are to be woken now. Each of them is not woken again for a while, and its room is kept for it, so the caller
+    /// writes to it, or reports that it cannot.
+    pub fn wakes(&mut self, now: Monotonic) -> WakeStep {
+        for uid in self.wakes.pace.late(now) {
+            self.wakes.kept.remove(&uid);
+        }
+        self.count_ended_nominations(now);
+        if now < self.wakes.not_before || !self.waiting.any_may_be_woken() {
+            return WakeStep::default();
+        }
+        self.look_for_changes(now);
+        let more = self.compare_changed(now);
+        if self.wakes.due.is_some_and(|due| now >= due) {
+            self.try_blocked(now);
+        }
+        if !self.wakes.is_due && self.wakes.due.is_none_or(|due| now < due) {
+            return WakeStep { wakes: Vec::new(), more };
+        }
+        let waiting = &self.waiting;
+        self.wakes.served.retain(|namespace, _| waiting.has_namespace(namespace));
+        self.wakes.pace.forget(now, |uid| waiting.has(uid));
+        let mut step = self.wake_in_order(now);
+        step.more |= more;
+        step
+    }
+
+    /// Finds the nodes that have changed since the last look.
+    fn look_for_changes(&mut self, now: Monotonic) {
+        let changes = self.changes.load(Ordering::Acquire);
+        if self.wakes.looked == Some(changes) {
+            return;
+        }
+        self.wakes.looked = Some(changes);
+        self.wakes.looks += 1;
+        let wakes = &mut self.wakes;
+        for (name, version) in self.versions.iter() {
+            let (place, numbers) = (version.place(), version.numbers());
+            if wakes.seen.len() <= place {
+                wakes.seen.resize(place + 1, None);
+            }
+            let Some(seen) = wakes.seen.get_mut(place) else { continue };
+            if seen.as_ref().is_none_or(|seen| seen.numbers != numbers) {
+                *seen = Some(SeenNode { name: name.clone(), numbers, at: wakes.looks });
+                wakes.fresh.entry(place).or_insert(now);
+            }
+        }
+    }
+
+    /// Finds for each changed node the kinds of requests that may fit there. Returns whether more nodes are to be compared now.
+    fn compare_changed(&mut self, now: Monotonic) -> bool {
+        let settled = self.wakes.fresh.iter().filter(|(_, found)| now.since(**found) >= SETTLES);
+        let settled: Vec<usize> = settled.map(|(place, _)| *place).take(COMPARED).collect();
+        let mut compared = 0;
+        for place in settled {
+            if compared >= COMPARED {
+                return true;
+            }
+            compared += 1;
+            self.wakes.fresh.remove(&place);
+            let name = self.wakes.seen.get(place).and_then(Option::as_ref).map(|seen| &seen.name);
+            let Some(node) = name.and_then(|name| self.nodes.get(name)).filter(|node| node.closed().is_none()) else {
+                continue;
+            };
+            for kind in self.waiting.kinds_mut() {
+                compared += 1;
+                if may_fit(node, kind) {
+                    // Also where the node is known already: a pod that was asked about since then may not be any more.
+                    kind.maybe.insert(place);
+                    self.wakes.is_due = true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Lets pods be judged again where room was kept for others.
+    fn try_blocked(&mut self, now: Monotonic) {
+        for kind in self.waiting.kinds_mut() {
+            if kind.blocked_at.is_some_and(|at| now.since(at) >= BLOCKED) {
+                kind.maybe.take_all(&mut kind.blocked);
+                kind.blocked_at = None;
+                self.wakes.is_due = true;
+            }
+        }
+    }
+
+    fn wake_in_order(&mut self, now: Monotonic) -> WakeStep {
+        // The pods are not changed, only what is known of their kinds.
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let mut lines = self.lines(&waiting, now);
+        let (mut step, mut judged, mut is_limited) = (WakeStep::default(), 0, false);
+        while let Some((signature, uid)) = lines.next(&self.wakes.served) {
+            if let Some(free) = self.wakes.pace.waits(now) {
+                (lines.due, is_limited) = (Some(free), true);
+                break;
+            }
+            let found = self.find_room(&mut waiting, (&signature, &uid), &mut judged, now);
+            step.wakes.extend(found.and_then(|room| self.wake(&waiting, &uid, room, now)));
+            if judged >= JUDGED {
+                lines.more = true;
+                break;
+            }
+        }
+        let blocked = waiting.kinds().filter_map(|(_, kind)| kind.blocked_at).min().map(|at| at.after(BLOCKED));
+        self.waiting = waiting;
+        // Another step only makes sense if this one has changed something.
+        step.more = lines.more && !is_limited && judged > 0;
+        self.wakes.is_due = step.more;
+        self.wakes.due = [lines.due, blocked].into_iter().flatten().min();
+        step
+    }
+
+    /// The pods for which some node may have room, as many of each kind and namespace as may be woken in a second.
+    fn lines(&self, waiting: &WaitingPods, now: Monotonic) -> Lines {
+        let mut lines = Lines::default();
+        for (signature, kind) in waiting.kinds().filter(|(_, kind)| !kind.maybe.is_empty()) {
+            for (namespace, members) in kind.members() {
+                let mut taken = 0;
+                for rank in members {
+                    let Some((request, asked)) = waiting.may_be_woken(&rank.2) else { continue };
+                    if self.is_placed_now(&request.uid) || self.candidates(&kind.maybe, asked).next().is_none() {
+                        continue;
+                    }
+                    let pause = self.wakes.pace.pod_waits(&request.uid, now);
+                    if planted(PlantedMistake::WokenOnce) && self.wakes.pace.has_woken(&request.uid) {
+                        continue;
+                    }
+                    if let Some(due) = pause {
+                        lines.due = lines.due.into_iter().chain([due]).min();
+                        continue;
+                    }
+                    if taken == A_SECOND {
+                        lines.more = true;
+                        break;
+                    }
+                    taken += 1;
+                    let line = lines.pods.entry(Arc::clone(namespace)).or_default();
+                    line.push_back((rank.clone(), signature.clone()));
+                }
+            }
+        }
+        lines.pods.values_mut().for_each(|line| line.make_contiguous().sort());
+        lines
+    }
+
+    /// Whether kube-scheduler is placing the pod.
+    fn is_placed_now(&self, uid: &PodUid) -> bool {
+        self.locations.contains_key(uid) || self.pending.contains_key(uid)
+    }
+
+    /// The places of those of these nodes that the pod's last filter call named and that have changed since; all of them for a pod
+    /// that this leader was never asked about.
+    fn candidates<'a>(&'a self, maybe: &'a NodeSet, asked: Option<&'a Asked>) -> impl Iterator<Item = usize> + 'a {
+        maybe.both(asked.map(|asked| &*asked.nodes)).filter(move |place| {
+            let seen = self.wakes.seen.get(*place).and_then(Option::as_ref);
+            let is_newer =
+                |seen: &SeenNode, asked: &Asked| seen.at > asked.changes && seen.numbers.0 <= asked.newest_node;
+            seen.is_some_and(|seen| asked.is_none_or(|asked| is_newer(seen, asked)))
+        })
+    }
+
+    /// The first node that has room for a pod. Nodes that have none are not judged again for pods of the same kind.
+    fn find_room(
+        &self,
+        waiting: &mut WaitingPods,
+        (signature, uid): (&Signature, &PodUid),
+        judged: &mut usize,
+        now: Monotonic,
+    ) -> Option<KeptRoom> {
+        let (request, asked) = waiting.may_be_woken(uid)?;
+        let (request, asked) = (request.clone(), asked.cloned());
+        let kind = waiting.kind_mut(signature)?;
+        let places: Vec<usize> = self.candidates(&kind.maybe, asked.as_ref()).take(JUDGED).collect();
+        for place in places {
+            let name = &self.wakes.seen.get(place)?.as_ref()?.name;
+            *judged += 1;
+            match self.room_of(&request, name, now) {
+                NodeRoom::Free(demands) => {
+                    return Some(KeptRoom { node: name.clone(), until: now.after(ASKED_WITHIN), demands });
+                }
+                NodeRoom::Blocked => {
+                    kind.blocked.insert(place);
+                    kind.blocked_at.get_or_insert(now);
+                }
+                NodeRoom::Taken => {}
+            }
+            kind.maybe.remove(place);
+        }
+        None
+    }
+
+    /// Whether a node has room for a pod, beside those that are expected there soon, and those that are nominated to it.
+    fn room_of(&self, request: &PlacementRequest, name: &NodeName, now: Monotonic) -> NodeRoom {
+        let Some(node) = self.nodes.get(name).filter(|node| node.closed().is_none()) else { return NodeRoom::Taken };
+        let fits = |devices| place(request, devices, &self.rules.placement, CountedClaims::Claims);
+        let Ok(alone) = fits(node.devices()) else { return NodeRoom::Taken };
+        let nominated = self.beside_nominated(request, node);
+        let node = nominated.as_ref().unwrap_or(node);
+        let is_soon =
+            |uid: &PodUid| self.pending.get(uid).is_some_and(|pending| now.since(pending.filtered) < ASKED_WITHIN);
+        let mut expected: BTreeSet<PodUid> = node.expected().filter(|uid| is_soon(uid)).cloned().collect();
+        expected.extend(self.gangs.of(request).into_iter().flatten().cloned());
+        let counted = |uid: &PodUid| nominated.as_ref().is_some_and(|node| node.ledger().get(uid).is_some());
+        let kept = self.wakes.kept.iter().filter(|(uid, kept)| kept.node == *name && !counted(uid));
+        let kept: Vec<&KeptRoom> = kept.map(|(_, kept)| kept).collect();
+        let beside = match node.devices_with(&expected) {
+            None if kept.is_empty() && nominated.is_none() => Some(alone),
+            devices => {
+                let mut devices = devices.unwrap_or_else(|| node.devices().clone());
+                for (uuid, demand) in kept.iter().flat_map(|kept| &kept.demands) {
+                    devices.devices.iter_mut().filter(|one| one.uuid == *uuid).for_each(|one| one.claimed.add(*demand));
+                }
+                fits(&devices).ok()
+            }
+        };
+        let Some(placement) = beside else { return NodeRoom::Blocked };
+        let (pod, claim) = (gpu_pod(request), placement.claim);
+        let devices: BTreeSet<&GpuUuid> = claim.shares().map(|share| &share.device).collect();
+        NodeRoom::Free(devices.into_iter().map(|uuid| (uuid.clone(), demand_of(&pod, &claim, uuid))).collect())
+    }
+
+    /// Wakes a pod, and keeps this room for it.
+    fn wake(&mut self, waiting: &WaitingPods, uid: &PodUid, room: KeptRoom, now: Monotonic) -> Option<Wake> {
+        let (request, _) = waiting.may_be_woken(uid)?;
+        self.wakes.number += 1;
+        let (number, pod) = (self.wakes.number, request.pod.clone());
+        self.wakes.pace.wakes(uid, now);
+        self.wakes.served.insert(Arc::clone(&pod.namespace), number);
+        let node = room.node.clone();
+        self.wakes.kept.insert(uid.clone(), room);
+        Some(Wake { uid: uid.clone(), pod, node, epoch: self.epoch, number })
+    }
+}
+
+impl Lines {
+    /// The next pod: the highest priority first, then the namespace whose turn it is.
+    fn next(&mut self, served: &BTreeMap<Arc<str>, u64>) -> Option<(Signature, PodUid)> {
+        let turn = |namespace: &Arc<str>| served.get(namespace).copied().unwrap_or(0);
+        let heads = self.pods.iter().filter_map(|(namespace, line)| Some((namespace, &line.front()?.0.0)));
+        let (namespace, _) = heads.min_by_key(|(namespace, priority)| (**priority, turn(namespace)))?;
+        let namespace = Arc::clone(namespace);
+        let ((.., uid), signature) = self.pods.get_mut(&namespace)?.pop_front()?;
+        Some((signature, uid))
+    }
+}
+
+/// Whether a node has enough GPUs, and for each container of a kind one with enough of everything, by claims alone.
+fn may_fit(node: &NodeClaims, kind: &WaitingKind) -> bool {
+    let devices = &node.devices().devices;
+    let has = |need: &Need| {
+        devices.len() >= need.gpus
+            && devices.iter().any(|device| {
+                let (has, claimed) = (device.capacity, device.claimed);
+                has.memory.saturating_sub(claimed.memory) >= need.memory
+                    && has.cores.saturating_sub(claimed.cores) >= need.cores
+                    && has.slots > claimed.containers
+                    && accepts(&kind.selection, device)
+            })
+    };
+    kind.needs.iter().all(has)
+}
+
+#[cfg(test)]
+mod tests;

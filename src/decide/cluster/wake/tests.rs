@@ -1,0 +1,534 @@
+use super::*;
+use crate::cluster::tests::{bound, cluster, facts, name, names, slice};
+use crate::cluster::{BindOutcome, StreamId};
+use crate::placement::tests::{container, pod, uuid};
+use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportedGpu, ReportedPod, ReportedUse};
+use model::claim::{Claim, DeviceShare, PodClaim};
+use model::reported_reading::ReportedReading;
+use model::request::ContainerRole;
+use model::time::WallTime;
+use model::unit::{CorePercent, Mib};
+use proptest::prelude::*;
+
+const WHOLE: u64 = 80 * 1024;
+
+fn ms(ms: u64) -> Monotonic {
+    Monotonic(ms * 1_000_000)
+}
+
+/// A leader of these nodes with one GPU each. Pod `n` holds the GPU of node `n`.
+fn full(nodes: u32) -> ClusterState {
+    let mut cluster = cluster(nodes, 1);
+    (0..nodes).for_each(|n| holds(&mut cluster, n, n));
+    cluster
+}
+
+fn holds(cluster: &mut ClusterState, n: u32, node: u32) {
+    let share = DeviceShare { device: uuid(node * 100), memory: Some(Mib(WHOLE).bytes()), cores: None };
+    let pod = slice(n, WHOLE);
+    cluster.pod_is(&pod.uid, Some(&bound(&pod, &name(node), PodClaim::Given(Claim(vec![vec![share]])))));
+}
+
+/// kube-scheduler asks about a pod and these nodes. Returns whether one fits.
+fn ask(cluster: &mut ClusterState, request: PlacementRequest, nodes: &[&str], now: u64) -> bool {
+    !cluster.filter(request, nodes, ms(now)).fit.is_empty()
+}
+
+/// Pods `pods`, which request a whole GPU, are refused.
+fn refuse(cluster: &mut ClusterState, pods: impl IntoIterator<Item = u32>, now: u64) {
+    for pod in pods {
+        assert!(!ask(cluster, slice(pod, WHOLE), names(5), now), "pod {pod}");
+    }
+}
+
+fn gone(cluster: &mut ClusterState, pod: u32) {
+    cluster.pod_gone(&slice(pod, 1).uid);
+}
+
+/// The wakes at this moment.
+fn wakes(cluster: &mut ClusterState, now: u64) -> Vec<Wake> {
+    let mut wakes = Vec::new();
+    loop {
+        let step = cluster.wakes(ms(now));
+        wakes.extend(step.wakes);
+        if !step.more {
+            return wakes;
+        }
+    }
+}
+
+/// The pods that are woken at this moment.
+fn woken(cluster: &mut ClusterState, now: u64) -> Vec<u32> {
+    wakes(cluster, now).iter().map(|wake| number(&wake.uid)).collect()
+}
+
+/// The pods that are woken up to this moment, with a look every 0.1 s.
+fn woken_until(cluster: &mut ClusterState, from: u64, to: u64) -> Vec<(u64, u32)> {
+    let looks = (from..to).step_by(100);
+    looks.flat_map(|now| woken(cluster, now).into_iter().map(move |pod| (now, pod)).collect::<Vec<_>>()).collect()
+}
+
+fn number(uid: &PodUid) -> u32 {
+    u32::from_str_radix(&uid.as_str()[..8], 16).unwrap()
+}
+
+#[test]
+fn room_for_one_pod_wakes_one() {
+    let mut cluster = full(2);
+    refuse(&mut cluster, 10..15, 0);
+    assert_eq!(woken_until(&mut cluster, 0, 60_000), [], "there is no room");
+    gone(&mut cluster, 1);
+    let first = woken_until(&mut cluster, 60_000, 61_000);
+    assert_eq!(first.len(), 1, "{first:?}");
+    assert!(first[0].0 <= 60_300);
+    // kube-scheduler takes the pod, so the others stay where they are.
+    assert!(ask(&mut cluster, slice(first[0].1, WHOLE), names(5), 61_000));
+    assert!(cluster.bind(&slice(first[0].1, 1).uid, &name(1)).is_ok());
+    assert_eq!(woken_until(&mut cluster, 61_000, 120_000), []);
+    assert_eq!(cluster.wake_counts(), WakeCounts { passed: 1, ..WakeCounts::default() });
+}
+
+/// The pod is refused after the node's last change, and the end of the nomination changes nothing on the node.
+#[test]
+fn room_that_is_kept_for_a_nominated_pod_wakes_another_one_as_soon_as_it_is_not_kept() {
+    let mut cluster = full(1);
+    let urgent = PlacementRequest { priority: 100, ..slice(9, WHOLE) };
+    assert!(!ask(&mut cluster, urgent.clone(), names(1), 0));
+    let victims = [slice(0, 1).uid];
+    cluster.preempt(&urgent, None, &[("node-0", &victims[..])], ms(0));
+    cluster.nomination_is(&urgent.uid, Some(&name(0)), Some(2), ms(0));
+    gone(&mut cluster, 0);
+    assert_eq!(woken_until(&mut cluster, 0, 1_000), [(200, 9)], "it has the room that is kept for it");
+    assert!(!ask(&mut cluster, slice(10, WHOLE - 1), names(1), 2_000));
+    let woken = woken_until(&mut cluster, 2_000, 30_000);
+    assert!(woken.iter().all(|(_, pod)| *pod == 9), "{woken:?}");
+    gone(&mut cluster, 9);
+    let woken = woken_until(&mut cluster, 30_000, 31_000);
+    assert_eq!(woken.iter().map(|(_, pod)| *pod).collect::<Vec<_>>(), [10]);
+}
+
+#[test]
+fn the_highest_priority_comes_first_then_namespaces_take_turns_then_the_oldest_pod() {
+    let mut cluster = full(5);
+    let pod = |n, namespace: &str, priority, created| {
+        let mut request = PlacementRequest { priority, created: Some(WallTime(created)), ..slice(n, WHOLE) };
+        request.pod.namespace = namespace.into();
+        request
+    };
+    let pods = [
+        pod(10, "many", 0, 3),
+        pod(11, "many", 0, 1),
+        pod(12, "many", 0, 2),
+        pod(13, "one", 0, 9),
+        pod(14, "many", -5, 0),
+        pod(15, "other", 100, 9),
+    ];
+    for request in &pods {
+        assert!(!ask(&mut cluster, request.clone(), names(5), 0));
+    }
+    let mut order = Vec::new();
+    for n in 0..5 {
+        gone(&mut cluster, n);
+        let now = 10_000 * (u64::from(n) + 1);
+        for (_, pod) in woken_until(&mut cluster, now, now + 1000) {
+            order.push(pod);
+            let request = pods.iter().find(|request| number(&request.uid) == pod).unwrap();
+            assert!(ask(&mut cluster, request.clone(), names(5), now + 1000));
+            assert!(cluster.bind(&request.uid, &name(n)).is_ok());
+        }
+    }
+    assert_eq!(order, [15, 11, 13, 12, 10]);
+}
+
+/// What happens to the pods 10, 11 and 12 while they wait and before there is room, and whether one is woken then.
+type Happens = fn(&mut ClusterState);
+
+#[test]
+fn a_pod_is_not_woken_that_kube_scheduler_need_not_try() {
+    let cases: [(&str, Happens, bool); 9] = [
+        ("nothing", |_| {}, true),
+        ("it is gone", |cluster| gone(cluster, 10), false),
+        ("it is bound by others", |cluster| holds(cluster, 10, 3), false),
+        ("it gets gates", |cluster| cluster.does_not_wait(&slice(10, 1).uid), false),
+        (
+            "its request cannot be read",
+            |cluster| cluster.is_refused(&slice(10, 1).uid, &slice(10, 1).pod, ms(1)),
+            false,
+        ),
+        ("it is changed", |cluster| cluster.pod_waits(&slice(10, 20), ms(1)), false),
+        ("a new version asks the same", |cluster| cluster.pod_waits(&slice(10, WHOLE), ms(1)), true),
+        (
+            "kube-scheduler may no longer use the node",
+            |cluster| assert!(!ask(cluster, slice(10, WHOLE), &names(5)[..1], 1)),
+            false,
+        ),
+        ("no node may be used", |cluster| assert!(!ask(cluster, slice(10, WHOLE), &[], 1)), false),
+    ];
+    for (what, happens, expected) in cases {
+        let mut cluster = full(2);
+        cluster.node_is(&facts(3, 1));
+        holds(&mut cluster, 3, 3);
+        refuse(&mut cluster, [10], 0);
+        happens(&mut cluster);
+        gone(&mut cluster, 1);
+        let woken = woken_until(&mut cluster, 10, 20_000);
+        let expected: &[u32] = if expected { &[10] } else { &[] };
+        assert_eq!(
+            woken.iter().map(|(_, pod)| *pod).collect::<BTreeSet<_>>(),
+            expected.iter().copied().collect(),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn a_pod_whose_bind_is_under_way_is_not_woken() {
+    let mut cluster = full(2);
+    refuse(&mut cluster, [10, 11], 0);
+    gone(&mut cluster, 1);
+    // kube-scheduler has asked by itself since there is room.
+    assert!(ask(&mut cluster, slice(10, WHOLE), names(5), 100));
+    assert_eq!(woken_until(&mut cluster, 100, 4_900), [], "pod 10 is expected there");
+    assert!(cluster.bind(&slice(10, 1).uid, &name(1)).is_ok());
+    gone(&mut cluster, 0);
+    let now = woken_until(&mut cluster, 4_900, 9_000);
+    assert_eq!(now.iter().map(|(_, pod)| *pod).collect::<Vec<_>>(), [11]);
+    cluster.bind_ended(&slice(10, 1).uid, BindOutcome::Refused);
+    assert_eq!(woken_until(&mut cluster, 9_000, 9_900), [], "kube-scheduler tries pod 10 again by itself");
+}
+
+#[test]
+fn room_that_is_kept_in_vain_goes_to_the_next_pod() {
+    let mut cluster = full(1);
+    refuse(&mut cluster, [10, 11], 0);
+    gone(&mut cluster, 0);
+    let first = woken_until(&mut cluster, 0, 5_000);
+    assert_eq!(first.iter().map(|(_, pod)| *pod).collect::<Vec<_>>(), [10]);
+    let may_wake = |cluster: &ClusterState, pod, now| cluster.may_wake(&slice(pod, 1).uid, ms(now));
+    assert!(
+        may_wake(&cluster, 10, 5_000) && !may_wake(&cluster, 10, 5_400),
+        "a process may be paused before it writes"
+    );
+    // kube-scheduler does not ask about pod 10, which may hang in a plugin.
+    let next = woken_until(&mut cluster, 5_000, 8_000);
+    assert_eq!(next.iter().map(|(_, pod)| *pod).collect::<Vec<_>>(), [11]);
+    assert_eq!(cluster.wake_counts(), WakeCounts { unanswered: 1, open: 1, ..WakeCounts::default() });
+    // Nor about pod 11. Both are woken in turn, ever more rarely, and never at the same time.
+    let later = woken_until(&mut cluster, 8_000, 1_000_000);
+    assert!((6..30).contains(&later.len()), "{later:?}");
+    let pod = |number| later.iter().filter(move |(_, pod)| *pod == number).map(|(at, _)| *at);
+    for number in [10, 11] {
+        assert!(pod(number).zip(pod(number).skip(1)).all(|(one, next)| (19_000..306_000).contains(&(next - one))));
+    }
+    assert!(later.iter().zip(later.iter().skip(1)).all(|((one, _), (next, _))| next - one >= 5_000));
+}
+
+#[test]
+fn the_room_of_a_pod_that_cannot_be_written_goes_to_the_next_one() {
+    let mut cluster = full(1);
+    refuse(&mut cluster, [10, 11], 0);
+    gone(&mut cluster, 0);
+    assert_eq!(woken_until(&mut cluster, 0, 400), [(200, 10)]);
+    cluster.wake_has_failed(&slice(10, 1).uid);
+    assert_eq!(woken_until(&mut cluster, 400, 2_000).iter().map(|(_, pod)| *pod).collect::<Vec<_>>(), [11]);
+    assert_eq!(cluster.wake_counts(), WakeCounts { failed: 1, open: 1, ..WakeCounts::default() });
+}
+
+#[test]
+fn many_pods_are_woken_at_the_pace_of_all() {
+    let mut cluster = cluster(1, 1);
+    let small = |n| slice(n, 800);
+    holds(&mut cluster, 0, 0);
+    (10..210).for_each(|n| assert!(!ask(&mut cluster, small(n), names(5), 0)));
+    gone(&mut cluster, 0);
+    // The GPU has ten slots, and two more nodes come with one GPU each.
+    (1..3).for_each(|n| cluster.node_is(&facts(n, 1)));
+    let woken = woken_until(&mut cluster, 0, 4_000);
+    assert_eq!(woken.len(), 10, "only the node that was named: {woken:?}");
+    let mut cluster = full(5);
+    (10..70).for_each(|n| assert!(!ask(&mut cluster, small(n), names(5), 0)));
+    (0..5).for_each(|n| gone(&mut cluster, n));
+    let woken = woken_until(&mut cluster, 0, 5_000);
+    assert_eq!(woken.len(), 50, "five GPUs of ten slots");
+    let in_second = |from| woken.iter().filter(|(at, _)| (from..from + 1000).contains(at)).count();
+    assert!((0..4_000).step_by(100).all(|from| in_second(from) <= A_SECOND));
+    assert!(woken.last().unwrap().0 <= 3_000);
+}
+
+#[test]
+fn a_new_leader_wakes_the_pods_that_its_watch_shows() {
+    let mut cluster = full(2);
+    (10..13).for_each(|n| cluster.pod_waits(&slice(n, WHOLE), ms(0)));
+    gone(&mut cluster, 1);
+    assert_eq!(woken_until(&mut cluster, 0, 60_000), [], "kube-scheduler asks about a new pod");
+    cluster.begins_to_lead(ms(60_000));
+    let woken = woken_until(&mut cluster, 60_000, 64_000);
+    assert_eq!(woken.len(), 1, "{woken:?}");
+    assert!(woken[0].0 >= 62_000, "kube-scheduler has two seconds to ask by itself");
+    assert!(ask(&mut cluster, slice(woken[0].1, WHOLE), names(5), 64_000));
+    assert!(cluster.bind(&slice(woken[0].1, 1).uid, &name(1)).is_ok());
+    cluster.pod_waits(&slice(20, WHOLE), ms(64_000));
+    gone(&mut cluster, 0);
+    let more = woken_until(&mut cluster, 64_000, 68_900);
+    assert!(more.len() == 1 && more[0].1 != 20, "{more:?}");
+}
+
+/// No GPU has room for the memory of one container and the SM time of the other.
+#[test]
+fn containers_may_find_their_room_on_different_gpus() {
+    let mut cluster = cluster(1, 2);
+    let share = |gpu, mib, cores| DeviceShare {
+        device: uuid(gpu),
+        memory: Some(Mib(mib).bytes()),
+        cores: Some(CorePercent(cores)),
+    };
+    let mut holder = |n: u32, share| {
+        let claim = PodClaim::Given(Claim(vec![vec![share]]));
+        cluster.pod_is(&slice(n, 1).uid, Some(&bound(&slice(n, 1), &name(0), claim)));
+    };
+    holder(1, share(0, 1, 90));
+    holder(2, share(1, WHOLE - 1000, 10));
+    holder(3, share(0, WHOLE - 1000, 5));
+    let containers = vec![container(ContainerRole::App, 1, 70_000, 1), container(ContainerRole::App, 1, 100, 50)];
+    assert!(!ask(&mut cluster, pod(10, containers), names(1), 0));
+    gone(&mut cluster, 3);
+    assert_eq!(woken_until(&mut cluster, 0, 1_000).len(), 1);
+}
+
+/// A report of the agent of node 0: its phase, the processes of pod 0, and the memory in use.
+fn report(phase: AgentPhase, processes: u32, used: u64) -> AgentReport {
+    let memory = |mib: u64| ReportedReading::Measured(Mib(mib).bytes(), None);
+    let gpu = ReportedGpu {
+        healthy: true,
+        memory_total: memory(WHOLE),
+        memory_used: memory(used),
+        memory_listed: memory(used),
+        memory_unattributed: memory(used),
+        processes: ReportedReading::Measured(processes, None),
+        utilization: ReportedReading::UNKNOWN,
+        users: Box::default(),
+    };
+    let mut report = AgentReport { phase, ..AgentReport::of(name(0)) };
+    report.gpus = [(uuid(0), gpu)].into();
+    if processes > 0 {
+        let uses = [(uuid(0), ReportedUse { processes, memory_used: memory(0) })];
+        let pod = ReportedPod { stage: PodStage::Started, has_containers: false, uses: uses.into_iter().collect() };
+        report.pods.insert(slice(0, 1).uid, pod);
+    }
+    report
+}
+
+#[test]
+fn what_only_agents_report_makes_room_without_any_other_event() {
+    use AgentPhase::{Serving, Starting};
+    let mut cluster = full(1);
+    cluster.agent_reports(StreamId(1), report(Serving, 1, 0), ms(0)).unwrap();
+    gone(&mut cluster, 0);
+    refuse(&mut cluster, [10], 1);
+    for (second, what, phase, processes, used) in [
+        (1, "processes of a pod that is gone", Serving, 1, 0),
+        (10, "a process of the host", Serving, 0, 40 * 1024),
+        (20, "an agent that does not serve the kubelet", Starting, 0, 0),
+    ] {
+        cluster.agent_reports(StreamId(1), report(phase, processes, used), ms(second * 1000)).unwrap();
+        assert_eq!(woken_until(&mut cluster, second * 1000, second * 1000 + 9_000), [], "{what}");
+    }
+    cluster.agent_reports(StreamId(1), report(Serving, 0, 0), ms(30_000)).unwrap();
+    assert_eq!(woken_until(&mut cluster, 30_000, 31_000).len(), 1);
+}
+
+/// The pod is asked about after a change was found and before the node is compared: only the next change can help it.
+#[test]
+fn a_node_that_changes_again_is_not_missed() {
+    let mut cluster = cluster(1, 1);
+    let stranger = report(AgentPhase::Serving, 0, 40 * 1024);
+    cluster.agent_reports(StreamId(1), stranger, ms(0)).unwrap();
+    refuse(&mut cluster, [10], 0);
+    assert!(woken(&mut cluster, 0).is_empty());
+    refuse(&mut cluster, [10], 100);
+    assert_eq!(woken_until(&mut cluster, 100, 2_000), []);
+    cluster.agent_reports(StreamId(1), report(AgentPhase::Serving, 0, 0), ms(2_000)).unwrap();
+    assert_eq!(woken_until(&mut cluster, 2_000, 3_000).len(), 1);
+}
+
+/// The room comes after the call has judged the node and before it has ended.
+#[test]
+fn a_change_during_a_filter_call_is_not_missed() {
+    let mut cluster = full(1);
+    let known = cluster.known_changes();
+    gone(&mut cluster, 0);
+    refuse_late(&mut cluster, 9, known);
+    // Meanwhile the changed node is found, and then compared with the pods that wait.
+    let mut all: BTreeSet<u32> = woken(&mut cluster, 0).into_iter().collect();
+    refuse_late(&mut cluster, 10, known);
+    all.extend(woken(&mut cluster, 400));
+    refuse_late(&mut cluster, 11, known);
+    all.extend(woken_until(&mut cluster, 400, 20_000).into_iter().map(|(_, pod)| pod));
+    assert_eq!(all, [9, 10, 11].into());
+}
+
+/// A filter call that began when these changes were known ends.
+fn refuse_late(cluster: &mut ClusterState, n: u32, (changes, newest_node): (u64, u64)) {
+    let asked = Asked { changes, newest_node, nodes: Arc::new([0].into_iter().collect()) };
+    // Each pod has a kind of its own.
+    cluster.refuse(slice(n, WHOLE - u64::from(n)), asked, ms(0));
+}
+
+#[test]
+fn members_of_a_gang_are_woken_for_as_much_room_as_there_is() {
+    let mut cluster = full(3);
+    let member = |n| PlacementRequest { gang: Some("ml/train".into()), ..slice(n, WHOLE) };
+    (10..14).for_each(|n| assert!(!ask(&mut cluster, member(n), names(5), 0)));
+    (0..2).for_each(|n| gone(&mut cluster, n));
+    let woken = woken_until(&mut cluster, 0, 4_000);
+    assert_eq!(woken.len(), 2, "{woken:?}");
+    // The members that pass wait for the others, and their places count.
+    woken.iter().for_each(|(_, pod)| assert!(ask(&mut cluster, member(*pod), names(5), 4_000)));
+    assert_eq!(woken_until(&mut cluster, 4_000, 60_000), []);
+}
+
+/// Something happens in a cluster of three nodes, about one of sixteen pods.
+#[derive(Clone, Debug)]
+enum Happening {
+    /// kube-scheduler asks about the pod and these nodes.
+    Asks(u32, u8),
+    /// It binds the pod to the node that was named.
+    Binds(u32),
+    /// The pod is gone, or was never there.
+    Gone(u32),
+    /// The watch shows the pod without a node.
+    Shown(u32),
+    /// Time passes.
+    Passes(u64),
+    /// Another term begins.
+    Leads,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        5 => (0..16_u32, 1..8_u8).prop_map(|(pod, nodes)| Happening::Asks(pod, nodes)),
+        3 => (0..16_u32).prop_map(Happening::Binds),
+        3 => (0..16_u32).prop_map(Happening::Gone),
+        1 => (0..16_u32).prop_map(Happening::Shown),
+        4 => (1..20_u64).prop_map(|tenths| Happening::Passes(tenths * 100)),
+        1 => Just(Happening::Leads),
+    ]
+}
+
+/// A cluster, and the nodes of the last call for each pod that waits.
+struct Played {
+    cluster: ClusterState,
+    now: u64,
+    refused: BTreeMap<u32, u8>,
+    /// The node that the last call named first.
+    named: BTreeMap<u32, NodeName>,
+}
+
+/// Pods of four kinds: a whole GPU, a half, a quarter, and two containers that need more of different things.
+fn sized(n: u32) -> PlacementRequest {
+    let app = |mib, cores| container(ContainerRole::App, 1, mib, cores);
+    match n % 4 {
+        3 => pod(n, vec![app(WHOLE / 4 * 3, 10), app(WHOLE / 8, 60)]),
+        kind => pod(n, vec![app(WHOLE >> kind, 30)]),
+    }
+}
+
+impl Played {
+    fn asks(&mut self, pod: u32, mask: u8) -> bool {
+        if self.cluster.claim_of(&sized(pod).uid).is_some() {
+            return true;
+        }
+        let nodes: Vec<&str> = (0..3).filter(|node| mask & (1 << node) != 0).map(|node| names(3)[node]).collect();
+        // A pod that was gone is another pod.
+        self.cluster.pod_is(&sized(pod).uid, None);
+        let verdict = self.cluster.filter(sized(pod), &nodes, ms(self.now));
+        self.refused.remove(&pod);
+        self.named.remove(&pod);
+        match verdict.proposed {
+            Some(place) => drop(self.named.insert(pod, NodeName::parse(nodes[place]).unwrap())),
+            None => drop(self.refused.insert(pod, mask)),
+        }
+        verdict.proposed.is_some()
+    }
+
+    fn binds(&mut self, pod: u32) {
+        if let Some(node) = self.named.remove(&pod) {
+            let bound = self.cluster.bind(&sized(pod).uid, &node);
+            bound.iter().for_each(|_| self.cluster.bind_ended(&sized(pod).uid, BindOutcome::Written));
+        }
+    }
+
+    fn happens(&mut self, what: &Happening) {
+        match what {
+            Happening::Asks(pod, mask) => drop(self.asks(*pod, *mask)),
+            Happening::Binds(pod) => self.binds(*pod),
+            Happening::Gone(pod) => {
+                gone(&mut self.cluster, *pod);
+                self.refused.remove(pod);
+                self.named.remove(pod);
+            }
+            Happening::Shown(pod) => {
+                self.cluster.pod_is(&sized(*pod).uid, None);
+                self.cluster.pod_waits(&sized(*pod), ms(self.now));
+            }
+            Happening::Passes(ms) => {
+                let end = self.now + ms;
+                while self.now < end {
+                    self.now += 100;
+                    drop(woken(&mut self.cluster, self.now));
+                }
+            }
+            Happening::Leads => {
+                self.cluster.begins_to_lead(ms(self.now));
+                // The next leader knows of no call.
+                self.refused.values_mut().for_each(|mask| *mask = 7);
+            }
+        }
+    }
+
+    /// Pods that wait and fit a node that their last call named.
+    fn lost(&self) -> Vec<u32> {
+        let fits = |pod: u32, mask: u8| {
+            let mut nodes = (0..3_u32).filter(|node| mask & (1 << node) != 0);
+            nodes.any(|node| self.cluster.fits_without(&sized(pod), name(node).as_str(), &[]))
+        };
+        self.refused.iter().filter(|(pod, mask)| fits(**pod, **mask)).map(|(pod, _)| *pod).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// kube-scheduler tries refused pods only when they are woken. After each wake it asks and binds. In the end no pod waits
+    /// that would fit, and each wake has led to a place where a node has one GPU.
+    #[test]
+    fn no_pod_that_fits_waits_for_ever(happenings in prop::collection::vec(happening(), 1..60), gpus in 1..3_u32) {
+        let mut played =
+            Played { cluster: cluster(3, gpus), now: 0, refused: BTreeMap::new(), named: BTreeMap::new() };
+        happenings.iter().for_each(|what| played.happens(what));
+        // Pods that were named a node are bound or give up; then only wakes bring pods back.
+        let named: Vec<u32> = played.named.keys().copied().collect();
+        named.iter().for_each(|pod| played.binds(*pod));
+        let (mut quiet, mut passed) = (0, 0);
+        // The longest pause is five minutes.
+        while quiet < 310_000 {
+            played.now += 500;
+            quiet += 500;
+            for wake in wakes(&mut played.cluster, played.now) {
+                let pod = number(&wake.uid);
+                let mask = played.refused.get(&pod).copied().unwrap_or(7);
+                // A bind may choose another GPU of the node than the one that was kept for this pod.
+                let passes = played.asks(pod, mask);
+                prop_assert!(passes || gpus > 1, "pod {} was woken and does not fit", pod);
+                if !passes {
+                    continue;
+                }
+                // Of the nodes that fit, kube-scheduler takes the one that the wake was for.
+                played.named.insert(pod, wake.node);
+                played.binds(pod);
+                (quiet, passed) = (0, passed + 1);
+            }
+        }
+        prop_assert_eq!(played.lost(), Vec::<u32>::new(), "after {} wakes", passed);
+    }
+}
