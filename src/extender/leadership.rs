@@ -274,7 +274,7 @@ impl Leadership {
         }
         state.caught_up = true;
         let epoch = state.elector.settle_epoch().unwrap_or(0);
-        cluster.lead(epoch);
+        cluster.begins_to_lead(epoch);
         tracing::info!(epoch, after_ms = won.elapsed().as_millis(), "this extender leads and decides from now on");
     }
 

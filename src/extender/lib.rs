@@ -4,7 +4,7 @@
 //!   followers of all pods and Nodes ──▶ locked cluster (decide::cluster) ◀── verbs ◀── port :9444 ◀── kube-scheduler
 //!                                          │ orders                  │ events, decisions
 //!                                          ▼                         ▼
-//!   leadership (decide::election) ──▶ binder ──POST──▶ API server ◀── event writer, evictor
+//!   leadership (decide::election) ──▶ binder ──POST──▶ API server ◀── event writer, evictor, waker
 //!   operators ──admin :9445──▶ profiles, log level
 //!   agents, other extenders ──TLS :9443──▶ stream port ──▶ agent streams ──▶ locked cluster;  verbs, which only the leader answers
 //! ```
@@ -16,8 +16,8 @@
 //!                                 whether they run
 //!   leadership own_mark           who decides now; whether this process has seen everything that was written before
 //!   verbs port proxy plain_pods   kube-scheduler's calls; forwarded to the leader if another process leads
-//!   binder eviction assumed_writer
-//!                                 writes bindings, evictions, and what is assumed on Nodes at the API server
+//!   binder eviction waker assumed_writer
+//!                                 writes bindings, evictions, wakes, and what is assumed on Nodes at the API server
 //!   events closings closing_pace  events on pods and Nodes, and how often
 //!   decisions explain pod_steps   the last decisions, for /api/v1/decisions; the texts of decisions; one pod's lines in the log
 //!   beliefs                       what is believed of the nodes, for /api/v1/nodes
@@ -61,6 +61,7 @@ mod explain;
 mod decisions;
 mod beliefs;
 mod eviction;
+mod waker;
 mod assumed_writer;
 mod watch_health;
 mod follow;
@@ -111,6 +112,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use verbs::Verbs;
+use waker::Waker;
 use watch_health::WatchHealth;
 use wire::resource::RequestRules;
 
@@ -262,7 +264,8 @@ impl Extender {
         let mut lifecycle = Lifecycle::new("extender");
         let place: (Arc<str>, Arc<str>) = (namespace(&settings.lease), settings.lease.name.as_str().into());
         let lease_name = LeaseName::new(&place.0, &place.1);
-        let cluster = Arc::new(LockedCluster::new(settings.rules.clone(), requests, lease_name));
+        let cluster = LockedCluster::new(settings.rules.clone(), requests, lease_name);
+        let cluster = Arc::new(cluster.of_scheduler(Arc::clone(&settings.scheduler_name)));
         let identity = &itself.name;
         let elector = Elector::new(identity.as_str().into(), settings.lease.times).at(itself.address.clone());
         let leadership = Arc::new(Leadership::new(elector));
@@ -309,7 +312,7 @@ impl Extender {
         }
     }
 
-    /// Starts the followers, which feed the cluster's state, the election, and the evictions.
+    /// Starts the followers, which feed the cluster's state, the election, the evictions, and the wakes.
     fn feed(&mut self) {
         let [pods, nodes] = self.leadership.relists.clone();
         let pod_feed = PodFeed {
@@ -342,6 +345,9 @@ impl Extender {
         let (client, leadership) = (ApiClient::new(self.connection.clone()), Arc::clone(&self.leadership));
         let evicting = Arc::clone(&self.evictor).run(client, leadership, self.lifecycle.stop());
         self.lifecycle.must_run("evictions", evicting);
+        let client = ApiClient::new(self.connection.clone());
+        let waker = Arc::new(Waker::new(client, Arc::clone(&self.cluster), Arc::clone(&self.leadership)));
+        self.lifecycle.must_run("wakes", waker.run(self.lifecycle.stop()));
     }
 
     /// Starts to write on Nodes what is assumed of their GPUs.

@@ -13,10 +13,11 @@ use super::pod_steps;
 use super::realtime::{self, RealtimeFindings};
 use decide::cluster::{
     self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FailedCheck, FilterVerdict,
-    NodeClaims, NodeNames, OrderStages, PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
+    NodeClaims, NodeNames, OrderStages, PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId, WakeStep,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::{Capacity, CheckResult};
+use decide::wake_pace::WakeCounts;
 use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedGpu, ReportedPod, ReportedUses};
 use model::assumed::AssumedDevice;
 use model::claim::{BindOrder, ClaimOrigin, PodClaim};
@@ -71,12 +72,25 @@ pub(super) struct LockedCluster {
     large: Mutex<HashMap<PodUid, BadPlacementRequest>>,
     rules: RequestRules,
     lease: LeaseName,
+    /// `spec.schedulerName` of the pods that wait for this scheduler.
+    scheduler: Arc<str>,
     known: watch::Sender<KnownBefore>,
     findings: RealtimeFindings,
 }
 
-/// What the state takes over of a pod: what the pod holds, and which scheduler wrote its claim.
-type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>);
+/// What the state takes over of a pod: what the pod holds, which scheduler wrote its claim, and whether it waits for a node.
+type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>, ShownWait);
+
+/// Whether a pod waits for a node.
+#[derive(Debug)]
+enum ShownWait {
+    /// It waits for this scheduler.
+    Waits(Box<PlacementRequest>),
+    /// No scheduler may place it, or it requests no GPU.
+    No,
+    /// It has a node, or another scheduler is to place it.
+    OfOthers,
+}
 
 /// How many claims are in which state, and how many pods wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,6 +101,8 @@ pub(super) struct ClusterCounts {
     pub(super) expected: usize,
     /// Pods that no node fits.
     pub(super) refused: usize,
+    /// What wakes of pods have led to.
+    pub(super) wakes: WakeCounts,
     pub(super) claims: BTreeMap<&'static str, usize>,
 }
 
@@ -135,9 +151,15 @@ impl LockedCluster {
             large: Mutex::default(),
             rules: requests,
             lease,
+            scheduler: "gpu-steward".into(),
             known,
             findings: RealtimeFindings::default(),
         }
+    }
+
+    /// The same for pods of the scheduler with this name.
+    pub(super) fn of_scheduler(self, scheduler: Arc<str>) -> LockedCluster {
+        LockedCluster { scheduler, ..self }
     }
 
     /// How amounts of resources become requests of GPUs.
@@ -227,7 +249,20 @@ impl LockedCluster {
         {
             bound.hash = None;
         }
-        (bound, claim_origin::of(pod, &self.lease))
+        (bound, claim_origin::of(pod, &self.lease), self.wait(pod))
+    }
+
+    /// Whether a pod waits for a node.
+    fn wait(&self, pod: &Pod) -> ShownWait {
+        if pod.node.is_some() {
+            return ShownWait::OfOthers;
+        }
+        let may_be_placed = !pod.gated && pod.deleted_at.is_none() && !pod.ended();
+        match placement::of(pod, &self.rules).ok().flatten().filter(|_| may_be_placed) {
+            Some(request) if pod.scheduler.as_ref() == Some(&self.scheduler) => ShownWait::Waits(Box::new(request)),
+            Some(_) => ShownWait::OfOthers,
+            None => ShownWait::No,
+        }
     }
 
     /// The newest version of a pod, by its UID at the API server, cannot be read; it is bound to this node.
@@ -369,6 +404,32 @@ impl LockedCluster {
     /// Sets the epoch of new claims.
     pub(super) fn lead(&self, epoch: u64) {
         self.cluster.lock().lead(epoch);
+    }
+
+    /// This process begins to decide, with this epoch.
+    pub(super) fn begins_to_lead(&self, epoch: u64) {
+        let mut cluster = self.cluster.lock();
+        cluster.lead(epoch);
+        if !planted(PlantedMistake::WaitingPodsAreForgotten) {
+            cluster.begins_to_lead(clock::monotonic());
+        }
+    }
+
+    /// The pods that are to be woken now.
+    pub(super) fn wakes(&self) -> WakeStep {
+        let (mut cluster, now) = (self.cluster.lock(), clock::monotonic());
+        cluster.agents_at(now);
+        cluster.wakes(now)
+    }
+
+    /// Whether a pod that was to be woken still waits for that.
+    pub(super) fn may_wake(&self, uid: &PodUid) -> bool {
+        self.cluster.lock().may_wake(uid, clock::monotonic())
+    }
+
+    /// A pod could not be written.
+    pub(super) fn wake_has_failed(&self, uid: &PodUid) {
+        self.cluster.lock().wake_has_failed(uid);
     }
 
     /// No node fits a pod as it is now.
@@ -588,7 +649,8 @@ impl LockedCluster {
     pub(super) fn counts(&self) -> ClusterCounts {
         let mut counts = {
             let cluster = self.cluster.lock();
-            ClusterCounts { expected: cluster.pending(), refused: cluster.refused(), ..ClusterCounts::default() }
+            let (expected, refused, wakes) = (cluster.pending(), cluster.refused(), cluster.wake_counts());
+            ClusterCounts { expected, refused, wakes, ..ClusterCounts::default() }
         };
         for state in [ClaimState::Assumed, ClaimState::Bound, ClaimState::Started] {
             counts.claims.insert(word(state), 0);
@@ -678,7 +740,7 @@ impl StateAccess for LockedCluster {
 }
 
 /// Takes over what the watch or a read shows of a pod. Returns false if the state has no place for it.
-fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) -> bool {
+fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin, wait): ShownPod) -> bool {
     if pod.ended() && planted(PlantedMistake::EndedPodHolds) {
         return true;
     }
@@ -686,6 +748,11 @@ fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) -
         cluster.bind_ended(&pod.uid, BindOutcome::Refused);
     }
     let has_place = cluster.pod_is(&pod.uid, bound.as_ref());
+    match wait {
+        ShownWait::Waits(request) => cluster.pod_waits(&request, clock::monotonic()),
+        ShownWait::No => cluster.cannot_be_placed(&pod.uid),
+        ShownWait::OfOthers => {}
+    }
     cluster.claim_is_from(&pod.uid, origin);
     cluster.pod_is_being_deleted(&pod.uid, pod.deleted_at.is_some());
     has_place

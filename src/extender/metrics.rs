@@ -7,6 +7,7 @@ use super::stream_counts::StreamCounts;
 use super::watch_health::WatchHealth;
 use decide::cluster::CheckCounts;
 use decide::placement::RefusalReason;
+use decide::wake_pace::WakeCounts;
 use model::histogram::ByteHistogram;
 use model::sample_value::SampleValue;
 use serve::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType};
@@ -64,6 +65,14 @@ const CLAIMS: MetricFamily = MetricFamily::gauge(
 const PENDING: MetricFamily = MetricFamily::gauge(
     "gpu_steward_extender_pending_pods",
     "Pods that were filtered and are not bound: expected (a node was named, the bind has not come) and refused (no node fits).",
+);
+const WAKES: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_wakes_total",
+    "Pods that were woken because a node has room for them now: passed (kube-scheduler asked and a node fitted), refused (none fitted), unanswered (it did not ask within 5 s), gone (the pod was bound, deleted or changed before), failed (the pod could not be written).",
+);
+const OPEN_WAKES: MetricFamily = MetricFamily::gauge(
+    "gpu_steward_extender_open_wakes",
+    "Pods that were woken and about which kube-scheduler has not asked yet.",
 );
 const OPEN_BINDINGS: MetricFamily = MetricFamily::gauge(
     "gpu_steward_extender_open_bindings",
@@ -188,6 +197,7 @@ fn own(scrape: &Scrape<'_>, out: &mut Exposition<'_>) {
     for (state, pods) in [("expected", counts.expected), ("refused", counts.refused)] {
         out.sample(&[label("state", state).as_str()], SampleValue::Whole(pods as u64));
     }
+    wakes(&counts.wakes, out);
     out.family(&OPEN_BINDINGS);
     out.sample(&[], SampleValue::Whole(scrape.open_bindings as u64));
     out.family(&WATCH_LAG);
@@ -217,6 +227,19 @@ fn own(scrape: &Scrape<'_>, out: &mut Exposition<'_>) {
     out.sample(&[], SampleValue::Whole(scrape.connections.cut.load(Ordering::Relaxed) + scrape.readers_cut));
     out.family(&DROPPED);
     out.sample(&[], SampleValue::Whole(scrape.events_dropped));
+}
+
+fn wakes(counts: &WakeCounts, out: &mut Exposition<'_>) {
+    let WakeCounts { passed, refused, unanswered, gone, failed, open } = *counts;
+    out.family(&WAKES);
+    for (outcome, pods) in
+        [("passed", passed), ("refused", refused), ("unanswered", unanswered), ("gone", gone), ("failed", failed)]
+    {
+        let label = MetricLabels::new().with("outcome", outcome);
+        out.sample(&[label.as_str()], SampleValue::Whole(pods));
+    }
+    out.family(&OPEN_WAKES);
+    out.sample(&[], SampleValue::Whole(open as u64));
 }
 
 fn verbs(counts: &MeasuredCounts, out: &mut Exposition<'_>) {

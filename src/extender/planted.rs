@@ -66,12 +66,18 @@ pub(super) enum PlantedMistake {
     HashIgnored,
     /// A node that was closed by a claim that could not be read stays closed once the claim can be read.
     ReadableClaimStaysUnknown,
+    /// A pod is woken once, whatever that led to.
+    WokenOnce,
+    /// A new leader wakes no pod about which nobody has asked it.
+    WaitingPodsAreForgotten,
+    /// An extender that no longer leads wakes pods.
+    OldLeaderWakes,
 }
 
 #[cfg(test)]
 impl PlantedMistake {
     /// All of them.
-    pub(super) const ALL: [PlantedMistake; 27] = [
+    pub(super) const ALL: [PlantedMistake; 30] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,
         PlantedMistake::WrittenMarkIsSeen,
@@ -99,6 +105,9 @@ impl PlantedMistake {
         PlantedMistake::PlainPodIsUnknown,
         PlantedMistake::HashIgnored,
         PlantedMistake::ReadableClaimStaysUnknown,
+        PlantedMistake::WokenOnce,
+        PlantedMistake::WaitingPodsAreForgotten,
+        PlantedMistake::OldLeaderWakes,
     ];
 }
 
@@ -117,6 +126,7 @@ pub(super) fn plant(mistake: Option<PlantedMistake>) {
         Some(PlantedMistake::UnboundReadIsEvidence) => Some(InBindings::UnboundReadIsEvidence),
         Some(PlantedMistake::BindTrustsFilter) => Some(InBindings::BindTrustsFilter),
         Some(PlantedMistake::ReadableClaimStaysUnknown) => Some(InBindings::ReadableClaimStaysUnknown),
+        Some(PlantedMistake::WokenOnce) => Some(InBindings::WokenOnce),
         _ => None,
     });
 }

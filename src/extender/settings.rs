@@ -8,6 +8,7 @@ use serve::log::LogFormat;
 use serve::log::level::Verbosity;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The parsed settings of an extender.
@@ -31,6 +32,8 @@ pub struct ExtenderSettings {
     pub assume_annotation: bool,
     /// How nodes and GPUs are chosen.
     pub rules: ClusterRules,
+    /// `spec.schedulerName` of the pods that the kube-scheduler with this extender places.
+    pub scheduler_name: Arc<str>,
     /// Where the log goes, and in which form.
     pub log_format: LogFormat,
     /// The level of the log.

@@ -50,7 +50,10 @@ pub(crate) fn run(command: Command) -> Exit {
         }),
         Command::PrintScheduler(raw) => settings::extender::load(&raw).map(|read| {
             match read.request_rules() {
-                Ok(rules) => print(&wire::scheduler_config::encode(read.settings.listen, &rules.names)),
+                Ok(rules) => {
+                    let settings = &read.settings;
+                    print(&wire::scheduler_config::encode(&settings.scheduler_name, settings.listen, &rules.names));
+                }
                 Err(why) => {
                     let _ = writeln!(std::io::stderr(), "error: {why}");
                     return Exit::Usage;

@@ -72,6 +72,9 @@ pub const LEASE: &str = "gpu-steward.io/lease";
 /// Pod that is not bound: the pod version that a leader made obsolete by this write, so that the API server refuses
 /// earlier bindings that name this version.
 pub const FENCE: &str = "gpu-steward.io/fence";
+/// Pod that is not bound: the epoch of a leader and the number of a wake. The leader writes it when a node has room for the
+/// pod, so that kube-scheduler tries the pod again.
+pub const WAKE: &str = "gpu-steward.io/wake";
 /// Pod of an extender: a mark that the extender writes when it has won the election, and waits for in its pod watch.
 pub const LEADS: &str = "gpu-steward.io/leads";
 /// Lease: address and port where the leader serves agents and the other extenders.

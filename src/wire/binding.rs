@@ -46,7 +46,7 @@ fn annotations(order: &BindOrder, lease: &LeaseName, now: WallTime) -> Result<Va
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::annotation_keys::{EVICT, FENCE, PLACED_BY, PLACED_BY_AGENT, ROOM};
+    use crate::annotation_keys::{EVICT, FENCE, PLACED_BY, PLACED_BY_AGENT, ROOM, WAKE};
     use crate::bound_pod;
     use crate::resource::RequestRules;
     use model::claim::{Claim, DeviceShare, PodClaim};
@@ -102,6 +102,7 @@ mod tests {
         annotations[EVICT] = "x".repeat(100).into();
         annotations[PLACED_BY] = PLACED_BY_AGENT.into();
         annotations[FENCE] = u64::MAX.to_string().into();
+        annotations[WAKE] = format!("{}/{}", u64::MAX, u64::MAX).into();
         let written = annotations.as_object().unwrap().iter();
         let written: usize = written.map(|(key, value)| key.len() + value.as_str().unwrap().len()).sum();
         assert!(written <= ROOM, "{written}");

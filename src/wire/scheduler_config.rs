@@ -4,12 +4,13 @@
 use crate::resource::ResourceNames;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A configuration with which kube-scheduler calls the extender at this address for pods that request these resources.
+/// A configuration with which kube-scheduler places the pods with this `schedulerName`, and calls the extender at this address for
+/// those that request these resources.
 ///
 /// kube-scheduler also counts the number of GPUs itself, so that it binds no pod to a node whose device plugin is not
 /// running. The other resources exist only in pods: no node offers them.
 #[must_use]
-pub fn encode(listen: SocketAddr, names: &ResourceNames) -> String {
+pub fn encode(scheduler: &str, listen: SocketAddr, names: &ResourceNames) -> String {
     let mut address = listen;
     if address.ip().is_unspecified() {
         address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
@@ -21,9 +22,9 @@ kind: KubeSchedulerConfiguration
 leaderElection:
   leaderElect: true
   resourceName: gpu-steward-scheduler
-# Pods with schedulerName: gpu-steward are placed by this kube-scheduler.
+# Pods with schedulerName: {scheduler} are placed by this kube-scheduler.
 profiles:
-  - schedulerName: gpu-steward
+  - schedulerName: {scheduler}
 # The extender must see every node that could fit, not a sample.
 percentageOfNodesToScore: 100
 # An extender's answer may change with any event, so any event brings back every pod that was refused. With the default of 10 s,
@@ -57,7 +58,7 @@ mod tests {
     #[test]
     fn the_scheduler_counts_gpus_itself_and_asks_the_extender_at_its_address() {
         let names = ResourceNames { memory: "example.com/mib".into(), ..ResourceNames::default() };
-        let printed = encode("0.0.0.0:9444".parse().unwrap(), &names);
+        let printed = encode("gpus", "0.0.0.0:9444".parse().unwrap(), &names);
         let config: serde_json::Value = serde_saphyr::from_str(&printed).unwrap();
         let extender = &config["extenders"][0];
         assert_eq!(
@@ -69,6 +70,9 @@ mod tests {
             |name: &str| resources.iter().find(|one| one["name"] == name).unwrap()["ignoredByScheduler"].clone();
         assert_eq!([ignored("nvidia.com/gpu"), ignored("example.com/mib")], [false, true].map(serde_json::Value::from));
         assert_eq!((config["percentageOfNodesToScore"].as_u64(), resources.len()), (Some(100), 5));
-        assert_eq!(config["podMaxBackoffSeconds"], 60);
+        assert_eq!(
+            (&config["podMaxBackoffSeconds"], &config["profiles"][0]["schedulerName"]),
+            (&60.into(), &"gpus".into())
+        );
     }
 }

@@ -159,14 +159,15 @@ mod tests {
     #[test]
     fn each_key_is_guarded_or_free() {
         // A key of administrators, a key of another program, a key that is never written, a key of the Lease, which only the
-        // extender's account may write, a key that no program reads, a key whose value cannot be known before it is written, and
-        // the keys of users.
-        const FREE: [&str; 16] = [
+        // extender's account may write, two keys that no program reads, a key whose value cannot be known before it is written,
+        // and the keys of users.
+        const FREE: [&str; 17] = [
             "hami.io/device-cordon",
             "nvidia.com/gfd.timestamp",
             "gpu-steward.io/guard-check",
             "gpu-steward.io/address",
             "gpu-steward.io/fence",
+            "gpu-steward.io/wake",
             "gpu-steward.io/leads",
             "nvidia.com/use-gputype",
             "nvidia.com/nouse-gputype",

@@ -84,6 +84,8 @@ mod hostile;
 #[cfg(test)]
 mod lost_bindings;
 #[cfg(test)]
+mod wakes;
+#[cfg(test)]
 mod own_mark;
 #[cfg(test)]
 mod holds;

@@ -269,6 +269,7 @@ fn settings(times: ElectionTimes, seed: u64) -> ExtenderSettings {
         streams: None,
         lease: LeaseSettings { name: "gpu-steward".to_owned(), namespace: Some("kube-system".to_owned()), times },
         assume_annotation: false,
+        scheduler_name: "gpu-steward".into(),
         rules: ClusterRules { answered_nodes, ..ClusterRules::default() },
         log_format: LogFormat::Text,
         verbosity: Verbosity(0),

@@ -75,6 +75,7 @@ impl Reader<'_> {
         let lease = self.lease();
         let assume_annotation = self.take("assume-annotation", value::switch);
         let rules = self.cluster_rules();
+        let scheduler_name = self.take("scheduler-name", value::object_name);
         let resources = self.resources();
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::paths));
         let log_format = self.take("log-format", LogFormat::parse);
@@ -90,6 +91,7 @@ impl Reader<'_> {
             lease: lease?,
             assume_annotation: assume_annotation?,
             rules: rules?,
+            scheduler_name: scheduler_name?.into(),
             log_format: log_format?,
             verbosity: verbosity?,
         };
@@ -168,7 +170,7 @@ mod tests {
     fn the_defaults_are_those_of_the_decisions() {
         let settings = with(&[]).unwrap();
         assert_eq!((settings.rules, settings.lease.times), (ClusterRules::default(), ElectionTimes::default()));
-        assert_eq!(settings.listen.to_string(), "127.0.0.1:9444");
+        assert_eq!((settings.listen.to_string(), &*settings.scheduler_name), ("127.0.0.1:9444".into(), "gpu-steward"));
     }
 
     #[test]

@@ -426,6 +426,14 @@ pub(crate) const KEYS: &[Key] = &[
     .read_by(EXTENDER),
     key(
         Scheduling,
+        "scheduler-name",
+        ("NAME", "gpu-steward"),
+        "spec.schedulerName of the pods that the kube-scheduler with this extender places: a new leader wakes those that wait, \
+         and print-config kube-scheduler prints it",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
         "answered-nodes",
         ("auto|NUMBER", "auto"),
         "Largest number of nodes that the extender names to kube-scheduler, the best of those that fit; 0 names all \
