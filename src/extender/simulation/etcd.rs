@@ -169,6 +169,11 @@ impl Etcd {
         self.history[kind as usize].push(Change { version: self.version, did: Did::Delete, object });
     }
 
+    /// The version of the newest change of this kind since the last restore; 0 without one.
+    pub(super) fn newest(&self, kind: Kind) -> u64 {
+        self.history[kind as usize].last().map_or(0, |change| change.version)
+    }
+
     /// The changes after `version`, oldest first.
     pub(super) fn after(&self, kind: Kind, version: u64) -> &[Change] {
         let history = &self.history[kind as usize];

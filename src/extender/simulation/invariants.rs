@@ -5,6 +5,7 @@
 //! | a container starts | the claims of started pods are not more than a GPU has |
 //! | a binding is carried out | the claims of bound pods are not more than a GPU has, unless another term's leader has written beside this one |
 //! | a binding is sent | the sender leads by its own clock; its older writes for the pod that can still be carried out say the same; only a pod that requests no GPU has no claim |
+//! | a wake is sent | the sender leads by its own clock, and has not woken the pod shortly before |
 //! | an extender begins to decide | it knows every claim that was written before it won, and its epoch is larger than theirs |
 //! | kube-scheduler hears "bound" | the API server has bound the pod so |
 //! | everything has settled | see `settled.rs` |
@@ -28,6 +29,9 @@ use wire::annotation_keys::{ALLOCATED, EPOCH};
 /// Number of looks at a process after the end of its term, by its own clock, until it has sent every request that it
 /// began in the term.
 const GRACE: u32 = 12;
+
+/// The least time between two wakes of a pod: ten seconds, less the time that a busy process may take to send the first one.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// How long an answer may be on its way.
 const ON_THE_WAY: u64 = 15 * SECOND;
@@ -68,6 +72,8 @@ pub(super) struct Invariants {
     renewed: BTreeMap<u64, Monotonic>,
     /// Looks at a process since its term was over.
     over: BTreeMap<u64, u32>,
+    /// When a process has woken a pod last, by its own clock.
+    woken: BTreeMap<(u64, String), Monotonic>,
     deciding: BTreeMap<u64, bool>,
     /// When etcd was restored last.
     restored: Option<u64>,
@@ -175,6 +181,19 @@ impl Invariants {
                 .insert(number, self.terms.iter().rev().find(|(one, _)| *one == process).map_or(0, |(_, won)| *won));
         }
         annotation(EPOCH).parse::<u64>().map(|_| Some((uid, node))).map_err(|_| "a binding without an epoch".to_owned())
+    }
+
+    /// A process sends a wake.
+    pub(super) fn wakes(&mut self, process: u64, request: &Outgoing) -> Result<(), String> {
+        let pod = request.body["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        if self.over.get(&process).is_none_or(|looks| *looks > GRACE) {
+            return Err(format!("extender-{process} wakes {pod} and does not lead by its own clock"));
+        }
+        let before = self.woken.insert((process, pod.clone()), request.sent);
+        match before.filter(|before| request.sent.since(*before) < AGAIN) {
+            None => Ok(()),
+            Some(before) => Err(format!("extender-{process} wakes {pod} again after {:?}", request.sent.since(before))),
+        }
     }
 
     /// The API server has refused this binding.

@@ -7,6 +7,11 @@
 //!                                      └─ no node fits ──▶ preempt ──▶ victims are deleted
 //! ```
 //!
+//! A refused pod is tried again after an event, as in kube-scheduler's queue (`backend/queue/scheduling_queue.go`). An event that may
+//! make room brings back all refused pods, and a change of a pod brings back this pod. An event that comes while a pod is being
+//! placed counts too. The timer that brings a pod back after five minutes is left out, because it would hide a lost wake. A pod whose
+//! call has failed needs no event.
+//!
 //! A pod has a likely node after an eviction there, or where kube-scheduler has just found that node for a pod like it. While a
 //! Permit plugin holds pods, others are filtered; a plugin for gangs lets several pods go on at the same moment.
 
@@ -36,6 +41,12 @@ pub(super) struct QueuedPod {
     pub(super) text: String,
     not_before: u64,
     pause: u64,
+    /// No node fitted it, and no event has come since.
+    waits: bool,
+    /// The number of the newest event when it was tried last.
+    tried: u64,
+    /// The number of the newest change of itself.
+    changed: u64,
 }
 
 /// The pod that is being placed.
@@ -109,7 +120,14 @@ pub(super) enum Asked {
 #[derive(Debug, Default)]
 pub(super) struct KubeScheduler {
     version: u64,
+    /// The same for Nodes.
+    nodes: u64,
     listed: bool,
+    /// What the devices of each machine were.
+    allocatable: Vec<u64>,
+    /// Number of events, and the number of the newest one that brings back all pods.
+    events: u64,
+    newest: u64,
     pub(super) queue: BTreeMap<PodUid, QueuedPod>,
     /// The pods that are bound and have not ended.
     pub(super) bound: BTreeMap<PodUid, Arc<SimPod>>,
@@ -138,7 +156,7 @@ impl KubeScheduler {
         machines: &[Machine],
         (weather, random): (&Weather, &mut Random),
     ) -> Option<Asked> {
-        self.watch(api, random);
+        self.watch(api, machines, random);
         let answered = self.answers.lock().pop();
         if let Some((number, answer)) = answered {
             return match self.binds.remove(&number) {
@@ -153,7 +171,14 @@ impl KubeScheduler {
         if self.cycle.is_none() { self.begin(at, machines, (weather, random)) } else { None }
     }
 
-    fn watch(&mut self, api: &ApiServers, random: &mut Random) {
+    fn watch(&mut self, api: &ApiServers, machines: &[Machine], random: &mut Random) {
+        // The kubelets write it to the status of their Nodes.
+        let allocatable: Vec<u64> = machines.iter().map(Machine::allocatable).collect();
+        let nodes = api.etcd.newest(Kind::Nodes);
+        if allocatable != self.allocatable || nodes != self.nodes {
+            (self.allocatable, self.nodes) = (allocatable, nodes);
+            self.may_make_room();
+        }
         if !self.listed || self.version < api.etcd.compacted {
             (self.queue, self.bound) = Default::default();
             for stored in api.etcd.objects(Kind::Pods).values() {
@@ -171,6 +196,7 @@ impl KubeScheduler {
                 self.bound.remove(&pod.uid);
                 self.assumed.remove(&pod.uid);
                 self.held.remove(&pod.uid);
+                self.may_make_room();
             } else {
                 self.pod_is(pod, &change.object.text);
             }
@@ -180,12 +206,18 @@ impl KubeScheduler {
 
     fn pod_is(&mut self, pod: &Arc<SimPod>, text: &str) {
         match &pod.node {
-            Some(_) => {
-                self.queue.remove(&pod.uid);
+            Some(node) => {
+                // Room was made for it elsewhere.
+                let queued = self.queue.remove(&pod.uid);
+                if queued.is_some_and(|one| one.pod.nominated.as_ref().is_some_and(|nominated| nominated != node)) {
+                    self.may_make_room();
+                }
                 self.assumed.remove(&pod.uid);
                 self.held.remove(&pod.uid);
                 if pod.ended() {
-                    self.bound.remove(&pod.uid);
+                    if self.bound.remove(&pod.uid).is_some() {
+                        self.may_make_room();
+                    }
                 } else {
                     self.bound.insert(pod.uid.clone(), Arc::clone(pod));
                 }
@@ -193,21 +225,48 @@ impl KubeScheduler {
             None if pod.deleted || pod.gated => drop(self.queue.remove(&pod.uid)),
             None => {
                 self.bound.remove(&pod.uid);
+                self.events += 1;
                 let entry = self.queue.entry(pod.uid.clone()).or_insert_with(|| QueuedPod {
                     pod: Arc::clone(pod),
                     text: String::new(),
                     not_before: 0,
                     pause: SECOND,
+                    waits: false,
+                    tried: 0,
+                    changed: 0,
                 });
+                let gives_up = entry.pod.nominated.is_some() && entry.pod.nominated != pod.nominated;
                 (entry.pod, entry.text) = (Arc::clone(pod), text.to_owned());
+                (entry.waits, entry.changed) = (false, self.events);
+                if gives_up {
+                    self.may_make_room();
+                }
             }
         }
     }
 
+    /// An event brings back all pods that were refused.
+    fn may_make_room(&mut self) {
+        self.events += 1;
+        self.newest = self.events;
+        self.queue.values_mut().for_each(|one| one.waits = false);
+    }
+
+    /// No node fits a pod: it waits for an event, unless one has come while it was being placed.
+    pub(super) fn is_refused(&mut self, uid: &PodUid, at: u64) {
+        self.later(uid, at);
+        let newest = self.newest;
+        if let Some(one) = self.queue.get_mut(uid) {
+            one.waits = one.tried >= newest.max(one.changed);
+        }
+    }
+
     fn begin(&mut self, at: u64, machines: &[Machine], (weather, random): (&Weather, &mut Random)) -> Option<Asked> {
-        let ready = |(uid, one): &(&PodUid, &QueuedPod)| one.not_before <= at && !self.assumed.contains_key(*uid);
+        let ready =
+            |(uid, one): &(&PodUid, &QueuedPod)| one.not_before <= at && !one.waits && !self.assumed.contains_key(*uid);
         let ready: Vec<&PodUid> = self.queue.iter().filter(ready).map(|(uid, _)| uid).collect();
         let uid = (*ready.get(random.place(ready.len()))?).clone();
+        self.queue.get_mut(&uid)?.tried = self.events;
         let nodes = self.fitting(&uid, machines);
         if nodes.is_empty() {
             return self.preempt(&uid, &BTreeSet::new(), at, (machines, random));
@@ -273,9 +332,15 @@ impl KubeScheduler {
         if answer.is_err() {
             self.asks += 1;
         }
-        self.assumed.remove(&uid);
-        self.later(&uid, at);
+        self.is_forgotten(&uid, at);
         None
+    }
+
+    /// A pod that was to be bound is not bound: it is tried again, and leaves room for others.
+    fn is_forgotten(&mut self, uid: &PodUid, at: u64) {
+        self.assumed.remove(uid);
+        self.may_make_room();
+        self.later(uid, at);
     }
 
     fn cycle_answered(
@@ -348,8 +413,7 @@ impl KubeScheduler {
         if goes_on && self.queue.contains_key(&uid) {
             return self.bind(&uid, &node, at);
         }
-        self.assumed.remove(&uid);
-        self.later(&uid, at);
+        self.is_forgotten(&uid, at);
         None
     }
 
@@ -370,8 +434,7 @@ impl KubeScheduler {
         let late: Vec<u64> =
             self.binds.iter().filter(|(_, bind)| bind.until <= at).map(|(number, _)| *number).collect();
         for bind in late.iter().filter_map(|number| self.binds.remove(number)).collect::<Vec<_>>() {
-            self.assumed.remove(&bind.uid);
-            self.later(&bind.uid, at);
+            self.is_forgotten(&bind.uid, at);
         }
     }
 

@@ -208,6 +208,7 @@ impl SimPod {
             metadata["deletionTimestamp"] = metadata["creationTimestamp"].clone();
         }
         let [mut spec, mut status] = [json!({ "priority": self.priority }), json!({ "phase": self.phase })];
+        spec["schedulerName"] = "gpu-steward".into();
         if let Some(node) = &self.node {
             spec["nodeName"] = node.as_str().into();
         }

@@ -26,7 +26,7 @@ impl KubeScheduler {
         at: u64,
         (machines, random): (&[Machine], &mut Random),
     ) -> Option<Asked> {
-        self.later(uid, at);
+        self.is_refused(uid, at);
         let one = self.queue.get(uid)?.clone();
         let pod = &one.pod;
         // It waits for the end of the pods that it has evicted.
@@ -73,7 +73,7 @@ impl KubeScheduler {
 
     /// The extender has answered on which nodes evictions make room.
     pub(super) fn preempts(&mut self, uid: PodUid, answer: &Value, at: u64, random: &mut Random) -> Option<Asked> {
-        self.later(&uid, at);
+        self.is_refused(&uid, at);
         let nodes: Vec<(&String, &Value)> = answer["NodeNameToMetaVictims"].as_object().into_iter().flatten().collect();
         // Where an extender leaves no node, kube-scheduler keeps an earlier nomination (preemption.go, `Preempt`, after
         // `callExtenders`).

@@ -1,7 +1,9 @@
 //! Scenes that the simulation found once, played again step by step.
 
 use super::etcd::Kind;
+use super::machine::Lingering;
 use super::object::ContainerShape;
+use super::weather::{MS, SECOND};
 use super::world::World;
 use decide::cluster::ClusterState;
 use model::request::ContainerRole;
@@ -51,6 +53,31 @@ fn a_pod_that_is_gone_before_a_watch_could_show_it_leaves_no_reservation() {
     }
     world.held = false;
     assert_eq!(world.settle(), Ok(()));
+}
+
+#[test]
+fn a_refused_pod_is_bound_when_processes_end_of_which_kube_scheduler_sees_nothing() {
+    const WHOLE: u64 = super::machine::MIB;
+    let mut world = led();
+    let gpus: usize = world.machines.iter().map(|machine| machine.gpus.len()).sum();
+    (0..gpus).for_each(|_| world.create_pod(vec![container(WHOLE)], |pod| pod));
+    let all_run = |world: &mut World| world.api.etcd.pods().filter(|pod| pod.started()).count() == gpus;
+    world.until("a pod runs on each GPU", all_run);
+    world.create_pod(vec![container(WHOLE)], |pod| pod);
+    let (last, refused) = (format!("pod-{}", world.made % 40), world.now + 5 * SECOND);
+    world.run_until(refused);
+    let is_bound = |world: &World| world.api.etcd.pod(&last).is_some_and(|pod| pod.node.is_some());
+    assert!(!is_bound(&world));
+    // A pod is gone, and its processes run on for a while.
+    let until = world.now + 4 * SECOND;
+    let machine = world.machines.iter_mut().find(|machine| machine.admitted.values().any(|one| one.runs())).unwrap();
+    let (uid, one) = machine.admitted.iter().find(|(_, one)| one.runs()).unwrap();
+    let (uid, name) = (uid.clone(), one.pod.name.clone());
+    let lingering = Lingering { gpus: one.gpus(), idle: one.is_idle(), until };
+    machine.lingering.insert(uid, lingering);
+    world.api.etcd.delete(Kind::Pods, &name);
+    world.until("the pod is bound", |world| is_bound(world));
+    assert!(world.now > until && world.now < until + 3 * SECOND, "{} ms", (world.now - until) / MS);
 }
 
 #[test]

@@ -59,6 +59,11 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
             }
         }
     }
+    all_placed(etcd, machines, leader)
+}
+
+/// Whether each pod runs, or waits for a reason.
+pub(super) fn all_placed(etcd: &Etcd, machines: &[Machine], leader: &Process) -> Result<(), String> {
     etcd.objects(Kind::Pods).values().try_for_each(|stored| placed(stored, etcd, machines, leader))
 }
 

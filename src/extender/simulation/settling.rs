@@ -7,6 +7,9 @@ use super::weather::{SECOND, Weather};
 use super::world::{Place, Step, World};
 use wire::annotation_keys::EVICT;
 
+/// A pod that was woken in vain several times waits up to five minutes for the next wake.
+const LONGEST_PAUSE: u64 = 330 * SECOND;
+
 impl World {
     /// Lets everything settle, and checks what must hold then.
     pub(super) fn settle(&mut self) -> Result<(), String> {
@@ -15,7 +18,9 @@ impl World {
         let end = self.now + 1200 * SECOND;
         let marked = |pod: &std::sync::Arc<super::object::SimPod>| pod.annotations.contains_key(EVICT) && !pod.ended();
         // A marked pod may wait for the longest pause of the evictions.
-        while self.now < quiet + if self.api.etcd.pods().any(marked) { 160 } else { 60 } * SECOND {
+        while self.now < quiet + if self.api.etcd.pods().any(marked) { 160 } else { 60 } * SECOND
+            || self.now < quiet + LONGEST_PAUSE && self.waits_for_a_wake()
+        {
             if self.now > end {
                 return Err("the cluster does not settle within 20 minutes".to_owned());
             }
@@ -31,6 +36,13 @@ impl World {
             }
         }
         self.settled()
+    }
+
+    /// Whether a pod waits although the leader believes that it fits.
+    fn waits_for_a_wake(&mut self) -> bool {
+        let leader = self.places.iter_mut().position(|place| place.process.as_mut().is_some_and(Process::decides));
+        let leader = leader.and_then(|leader| self.places[leader].process.as_ref());
+        leader.is_some_and(|leader| settled::all_placed(&self.api.etcd, &self.machines, leader).is_err())
     }
 
     /// Ends all troubles: every process and machine runs, and the network is good.

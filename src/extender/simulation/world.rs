@@ -23,6 +23,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::io;
 use std::time::Duration;
+use wire::annotation_keys::WAKE;
 
 /// How long a request that nobody answers stays open.
 const HANGS: u64 = 60 * SECOND;
@@ -333,6 +334,9 @@ impl World {
             if let Some((uid, node)) = sent {
                 self.stream_checks.sends(process, &node, &uid, &self.api.etcd)?;
             }
+        }
+        if !request.body["metadata"]["annotations"][WAKE].is_null() {
+            self.checks.wakes(process, &request)?;
         }
         let server = self.random.place(SERVERS);
         self.flights.insert(self.flown, Flight { process, server, request, fate, reply: None, died: None });
