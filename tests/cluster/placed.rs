@@ -15,6 +15,7 @@ use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 /// Longest time until sixty pods run, or are gone, on two busy cores.
@@ -72,16 +73,52 @@ impl Placed {
         self.rolled_out(DEPLOYMENT);
     }
 
-    /// Installs the chart without its scheduler, and waits until agents are ready.
-    pub(crate) fn agents(name: &str) -> Placed {
-        let cluster = Cluster::up(&ClusterOptions::usual());
+    /// Installs the chart on one node whose GPUs the fake driver in this folder reports, and waits until agent and scheduler are
+    /// ready and the agent reports. The folder has the device nodes too (`dev`).
+    pub(crate) fn with_driver(name: &str, library: &Path, gpus: usize) -> Placed {
+        let folder = library.parent().expect("a folder").display();
+        let placed = Placed::chart(name, &ClusterOptions::nodes(1));
+        placed.deploy_scheduler(&[]);
+        let settings = [
+            "agent.settings.gpus=nvml".to_owned(),
+            format!("agent.settings.nvml-library={}", library.display()),
+            format!("agent.settings.dev-root={folder}/dev"),
+            format!("agent.settings.dev-root-mount={folder}/dev"),
+            format!("agent.settings.extender-address={}", SocketAddr::new(placed.extender_address().ip(), STREAMS)),
+        ];
+        let values: Vec<&str> = VALUES.into_iter().chain(settings.iter().map(String::as_str)).collect();
+        let _ = placed.admin.apply(&chart::render(&["agent/daemonset"], &values)).ok();
+        let (mount, volume) = (
+            json!({ "name": "driver", "mountPath": folder.to_string() }),
+            json!({ "name": "driver", "hostPath": { "path": folder.to_string() } }),
+        );
+        let pod = json!({ "containers": [{ "name": "agent", "volumeMounts": [mount] }], "volumes": [volume] });
+        let patch = json!({ "spec": { "template": { "spec": pod } } }).to_string();
+        let _ = placed.admin.run(&["patch", DAEMONSET, "-n", NAMESPACE, "--patch", &patch]).ok();
+        placed.rolled_out(DAEMONSET);
+        eventually("the GPUs of the node", SETTLED, || {
+            let nodes = placed.admin.get(&["nodes"]);
+            (nodes["items"][0]["status"]["allocatable"][COUNT] == (10 * gpus).to_string()).then_some(())
+        });
+        eventually("a stream of the agent", SETTLED, || (placed.streams() == Some(1)).then_some(()));
+        placed
+    }
+
+    /// Installs the chart, without its Deployment and without waiting for agents.
+    fn chart(name: &str, options: &ClusterOptions) -> Placed {
+        let cluster = Cluster::up(options);
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
         remove_pods(&admin);
         cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
-        let templates = ["agent/daemonset", "extender/rbac", "extender/authority"];
-        let _ = admin.apply(&chart::render(&templates, &VALUES)).ok();
-        let placed = Placed { space, admin, cluster };
+        let _ = admin.apply(&chart::render(&["extender/rbac", "extender/authority"], &VALUES)).ok();
+        Placed { space, admin, cluster }
+    }
+
+    /// Installs the chart without its scheduler, and waits until agents are ready.
+    pub(crate) fn agents(name: &str) -> Placed {
+        let placed = Placed::chart(name, &ClusterOptions::usual());
+        let _ = placed.admin.apply(&chart::render(&["agent/daemonset"], &VALUES)).ok();
         placed.rolled_out(DAEMONSET);
         eventually("the GPUs of all nodes", SETTLED, || {
             let nodes = placed.admin.get(&["nodes"]);
@@ -152,7 +189,8 @@ impl Placed {
         self.metric("gpu_steward_extender_nodes{state=\"closed\"} ")
     }
 
-    fn metric(&self, name: &str) -> Option<usize> {
+    /// The value of a metric of the extender.
+    pub(crate) fn metric(&self, name: &str) -> Option<usize> {
         let text = http::get(self.extender_address(), "/metrics").ok()?.text();
         text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok())
     }
