@@ -747,12 +747,12 @@ fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin, wait): Shown
     if pod.node.is_none() && planted(PlantedMistake::UnboundIsEvidence) {
         cluster.bind_ended(&pod.uid, BindOutcome::Refused);
     }
-    let has_place = cluster.pod_is(&pod.uid, bound.as_ref());
     match wait {
         ShownWait::Waits(request) => cluster.pod_waits(&request, clock::monotonic()),
-        ShownWait::No => cluster.cannot_be_placed(&pod.uid),
+        ShownWait::No => cluster.cannot_be_placed(&pod.uid, pod.version),
         ShownWait::OfOthers => {}
     }
+    let has_place = cluster.pod_is(&pod.uid, bound.as_ref());
     cluster.claim_is_from(&pod.uid, origin);
     cluster.pod_is_being_deleted(&pod.uid, pod.deleted_at.is_some());
     has_place

@@ -8,6 +8,7 @@ use super::state::{ClusterState, MAX_PENDING, NodeChoice, PendingPod, PodLocatio
 use super::survey::{StateAccess, Verdicts};
 use super::verdicts::{Judged, Verdict};
 use super::waiting::Asked;
+use crate::ledger::ClaimState;
 use crate::placement::{CheckResult, FillTerms, NodeRefusal, RefusalReason};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
@@ -102,11 +103,8 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
         state.nominations_at(now);
         let answered = state.answered(&request, nodes.len());
         state.forget_proposal(&request.uid);
-        match state.locations.get(&request.uid).map(|location| only(location, nodes)) {
-            Some(verdict) => {
-                state.wake_is_asked(&request.uid, !verdict.fit.is_empty());
-                ControlFlow::Break(verdict)
-            }
+        match state.placed(&request, nodes, now) {
+            Some(verdict) => ControlFlow::Break(verdict),
             None => {
                 let for_itself = request.gang.is_some() || state.has_nominated();
                 let known = (answered, for_itself, state.known_changes());
@@ -127,8 +125,8 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
     let refused_by = best.is_none().then(|| survey.places(nodes));
     let bound = state.with(|state| {
         // The pod may have been bound or filtered again meanwhile.
-        if let Some(location) = state.locations.get(&request.uid) {
-            return Some(only(location, nodes));
+        if let Some(verdict) = state.placed(&request, nodes, now) {
+            return Some(verdict);
         }
         state.forget_proposal(&request.uid);
         match refused_by {
@@ -139,7 +137,7 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
             Some(places) => {
                 let nodes = state.waiting.shared(places);
                 let (changes, newest_node) = known;
-                state.refuse(request, Asked { changes, newest_node, nodes }, now);
+                state.refuse(request, Asked { newest_node, nodes }, changes, now);
             }
         }
         None
@@ -232,6 +230,22 @@ fn only(location: &PodLocation, nodes: &[&str]) -> FilterVerdict {
 }
 
 impl ClusterState {
+    /// The verdict for a pod that may be bound already; `None` for another one.
+    fn placed(&mut self, request: &PlacementRequest, nodes: &[&str], now: Monotonic) -> Option<FilterVerdict> {
+        let verdict = only(self.locations.get(&request.uid)?, nodes);
+        let fits = !verdict.fit.is_empty();
+        // The call may be older than a binding that the watch has shown.
+        let is_open = self.claim_of(&request.uid).is_some_and(|(node, state)| {
+            state == ClaimState::Assumed || self.nodes.get(node).is_some_and(|node| node.is_ending(&request.uid))
+        });
+        if fits || !is_open {
+            self.wake_is_asked(&request.uid, fits);
+        } else {
+            self.refuse_elsewhere(request, nodes, now);
+        }
+        Some(verdict)
+    }
+
     /// Maximum number of nodes that a call for this pod names; `asked` is the number of nodes in the call.
     fn answered(&mut self, request: &PlacementRequest, asked: usize) -> Answered {
         self.turn = self.turn.wrapping_add(1);

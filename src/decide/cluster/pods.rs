@@ -175,6 +175,7 @@ impl ClusterState {
 
     pub(super) fn release_at(&mut self, name: &NodeName, uid: &PodUid) {
         self.locations.remove(uid);
+        self.is_released(uid);
         if let Some(node) = self.nodes.get_mut(name) {
             node.release(uid);
         }

@@ -26,9 +26,7 @@ pub(super) type Rank = (Reverse<i32>, u64, PodUid);
 /// What the last filter call of a pod has seen.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    /// The number of the newest changes of nodes that were known before the call began.
-    pub(super) changes: u64,
-    /// The highest number of a node at that time: nodes with a higher one are newer.
+    /// The highest number of a node before the call began: nodes with a higher one are newer.
     pub(super) newest_node: u64,
     /// The nodes that the call named.
     pub(super) nodes: Arc<NodeSet>,
@@ -39,7 +37,7 @@ pub(super) struct Asked {
 enum WaitState {
     /// The pod watch has shown it. kube-scheduler is about to ask for it.
     Shown,
-    /// This leader was never asked for it, and it waited already when this leader began to decide.
+    /// No call for it is known, and it waited already when this leader began to decide, or there may have been one.
     Inherited,
     /// No node fitted at its last filter call.
     Refused(Asked),
@@ -128,16 +126,20 @@ impl WaitState {
 }
 
 impl WaitingPods {
-    /// The pod watch shows a pod without a node that kube-scheduler may place. A newer filter call counts more.
-    pub(super) fn is_shown(&mut self, request: &PlacementRequest, now: Monotonic) {
+    /// The pod watch shows a pod without a node that kube-scheduler may place. A newer filter call counts more. `returns`: the pod
+    /// counted as gone before.
+    pub(super) fn is_shown(&mut self, request: &PlacementRequest, returns: bool, now: Monotonic) {
         let known = self.pods.get(&request.uid);
         if let Some(own) = known.and_then(|known| known.request.as_deref())
             && (own.version > request.version || own.asks_the_same(request))
         {
             return;
         }
-        // kube-scheduler tries a pod again that was changed.
-        self.put(request.clone(), WaitState::Shown, now);
+        // kube-scheduler asks about a new pod, and again about a pod that was changed. If it has done so before this leader knew
+        // the pod as it is, it does not ask again by itself.
+        let was_refused = self.is_known_unplaceable(&request.uid);
+        let state = if returns || was_refused { WaitState::Inherited } else { WaitState::Shown };
+        self.put(request.clone(), state, now);
     }
 
     /// No node fits a pod. `changed` are the nodes that have changed since its call began. Returns whether there are some.
@@ -212,6 +214,12 @@ impl WaitingPods {
     /// Whether the last call for a pod has shown that no node fits it as it is.
     pub(super) fn is_known_unplaceable(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.request.is_none())
+    }
+
+    /// Whether the last call for a pod was about a newer version than this one.
+    pub(super) fn is_known_newer(&self, uid: &PodUid, version: Option<u64>) -> bool {
+        let known = self.pods.get(uid).and_then(|pod| pod.request.as_deref());
+        known.is_some_and(|request| request.version > version)
     }
 
     /// Whether a pod waits that may be woken.
@@ -358,7 +366,7 @@ mod tests {
     }
 
     fn asked(places: &[usize]) -> Asked {
-        Asked { changes: 1, newest_node: 9, nodes: Arc::new(places.iter().copied().collect()) }
+        Asked { newest_node: 9, nodes: Arc::new(places.iter().copied().collect()) }
     }
 
     fn refuse(pods: &mut WaitingPods, request: PlacementRequest, now: Monotonic) {
@@ -403,12 +411,12 @@ mod tests {
     #[test]
     fn a_pod_that_the_watch_shows_is_woken_only_by_a_leader_that_was_never_asked_about_it() {
         let mut pods = WaitingPods::default();
-        pods.is_shown(&slice(1, 1000), at(1));
+        pods.is_shown(&slice(1, 1000), false, at(1));
         assert!(pods.may_be_woken(&slice(1, 1).uid).is_none(), "kube-scheduler is about to ask");
         refuse(&mut pods, slice(2, 1000), at(2));
-        pods.is_shown(&slice(2, 1000), at(3));
+        pods.is_shown(&slice(2, 1000), false, at(3));
         assert!(pods.may_be_woken(&slice(2, 1).uid).is_some_and(|(_, asked)| asked.is_some()), "nothing new");
-        pods.is_shown(&PlacementRequest { version: Some(9), ..slice(2, 3000) }, at(4));
+        pods.is_shown(&PlacementRequest { version: Some(9), ..slice(2, 3000) }, false, at(4));
         assert!(pods.may_be_woken(&slice(2, 1).uid).is_none(), "it was changed, so kube-scheduler asks");
         pods.passes(&slice(3, 1000), at(5));
         pods.are_inherited();

@@ -9,6 +9,10 @@
 //!   filter call: refused ──▶ longer pause of a pod that was woken       └── priority, namespaces in turn, age
 //! ```
 //!
+//! A kind of request is compared again with each node that has changed. If the node has no room for pods of the kind, it is left
+//! out until it changes again. Nothing is remembered of a single pod but the nodes that its last call named. From time to time
+//! every node counts as changed: then a change that was missed delays a pod by a minute, and not for ever.
+//!
 //! What must never happen here: a pod that fits waits for ever, because a change was missed; many pods are woken for the room of
 //! one; a pod is woken while its bind is under way.
 
@@ -38,6 +42,12 @@ const COMPARED: usize = 16_384;
 const BLOCKED: Duration = Duration::from_secs(1);
 /// How long a change is left to kube-scheduler, which tries refused pods itself at many events, and then soonest.
 const SETTLES: Duration = Duration::from_millis(200);
+/// How often every node counts as changed. kube-scheduler itself tries each pod after five minutes. The simulation does without
+/// both: it would not find a change that is missed.
+const SWEEP: Duration = Duration::from_secs(if cfg!(feature = "simulation") { 24 * 3600 } else { 60 });
+/// How long a pod that a node fitted in an earlier term of this process may be on its way to its bind. Permit plugins and volumes
+/// hold few pods for longer.
+const BINDS_WITHIN: Duration = Duration::from_secs(60);
 /// After the start of a term kube-scheduler tries by itself the pods that it could not ask about without a leader. Its first pauses
 /// are 1 s and 2 s.
 const AFTER_WIN: Duration = Duration::from_secs(2);
@@ -78,6 +88,8 @@ pub(super) struct Wakes {
     looked: Option<u64>,
     /// Number of these looks. A filter call remembers it: it knows what earlier looks have found.
     looks: u64,
+    /// When every node counted as changed last; `None` if that is due now.
+    swept: Option<Monotonic>,
     /// The nodes by their places, as they were seen last.
     seen: Vec<Option<SeenNode>>,
     /// The places of nodes that have changed and were not compared with the kinds of requests since, with the time when that was
@@ -139,10 +151,16 @@ impl ClusterState {
         self.wakes.pace.forget_open();
     }
 
-    /// The pod watch shows a pod without a node that kube-scheduler may place.
+    /// The pod watch shows a pod without a node that kube-scheduler may place. Called before [`ClusterState::pod_is`].
     pub fn pod_waits(&mut self, request: &PlacementRequest, now: Monotonic) {
-        if !self.locations.contains_key(&request.uid) {
-            self.waiting.is_shown(request, now);
+        if self.locations.contains_key(&request.uid) {
+            return;
+        }
+        // An etcd restore has brought it back. kube-scheduler may have asked about it before this was known, and that is forgotten.
+        let returns = self.gone.has(&request.uid);
+        self.waiting.is_shown(request, returns, now);
+        if returns {
+            self.wakes.swept = None;
         }
     }
 
@@ -153,10 +171,10 @@ impl ClusterState {
         self.wakes.kept.remove(uid);
     }
 
-    /// The pod watch shows that no scheduler may place this pod, or that its request cannot be read.
-    pub fn cannot_be_placed(&mut self, uid: &PodUid) {
-        // kube-scheduler has asked about it, and it still counts as refused.
-        if !self.waiting.is_known_unplaceable(uid) {
+    /// The pod watch shows that no scheduler may place this version of a pod, or that its request cannot be read.
+    pub fn cannot_be_placed(&mut self, uid: &PodUid, version: Option<u64>) {
+        // kube-scheduler has asked about it, and it still counts as refused; or about a newer version, which the watch shows later.
+        if !self.waiting.is_known_unplaceable(uid) && !self.waiting.is_known_newer(uid, version) {
             self.does_not_wait(uid);
         }
     }
@@ -204,8 +222,17 @@ impl ClusterState {
         }
     }
 
-    /// No node fits a pod.
-    pub(super) fn refuse(&mut self, request: PlacementRequest, asked: Asked, now: Monotonic) {
+    /// A call does not name the node where the pod may be bound already. Once that is known to be over, any other node may fit.
+    pub(super) fn refuse_elsewhere(&mut self, request: &PlacementRequest, nodes: &[&str], now: Monotonic) {
+        let versions = nodes.iter().filter_map(|name| self.versions.get(*name));
+        let places = versions.map(|version| version.place()).collect();
+        let (changes, newest_node) = self.known_changes();
+        let asked = Asked { newest_node, nodes: self.waiting.shared(places) };
+        self.refuse(request.clone(), asked, changes, now);
+    }
+
+    /// No node fits a pod. The call knew the changes up to this number.
+    pub(super) fn refuse(&mut self, request: PlacementRequest, asked: Asked, changes: u64, now: Monotonic) {
         self.wake_is_asked(&request.uid, false);
         // No event would remove a pod that was deleted during its call.
         if self.gone.has(&request.uid) {
@@ -213,10 +240,10 @@ impl ClusterState {
         }
         // Nodes may have changed while the call judged others, so the call has not seen that.
         let wakes = &self.wakes;
-        let is_newer = |seen: &Option<SeenNode>| seen.as_ref().is_some_and(|seen| seen.at > asked.changes);
-        let places = if wakes.looks > asked.changes { &*wakes.seen } else { &[] };
+        let is_newer = |seen: &Option<SeenNode>| seen.as_ref().is_some_and(|seen| seen.at > changes);
+        let places = if wakes.looks > changes { &*wakes.seen } else { &[] };
         let newer = places.iter().enumerate().filter(|(_, seen)| is_newer(seen)).map(|(place, _)| place);
-        self.wakes.is_due |= self.waiting.is_refused(request, asked.clone(), newer, now);
+        self.wakes.is_due |= self.waiting.is_refused(request, asked, newer, now);
     }
 
     /// The pods that are to be woken now. Each of them is not woken again for a while, and its room is kept for it, so the caller
@@ -245,11 +272,26 @@ impl ClusterState {
         step
     }
 
-    /// Finds the nodes that have changed since the last look.
+    /// A pod that waits is no longer expected on a node: any node may fit it now.
+    pub(super) fn is_released(&mut self, uid: &PodUid) {
+        if self.waiting.may_be_woken(uid).is_some() {
+            self.wakes.swept = None;
+        }
+    }
+
+    /// Finds the nodes that have changed since the last look. From time to time all count as changed, but not before what is due
+    /// has been compared and judged.
     fn look_for_changes(&mut self, now: Monotonic) {
         let changes = self.changes.load(Ordering::Acquire);
-        if self.wakes.looked == Some(changes) {
+        let sweeps = match self.wakes.swept {
+            Some(swept) => now.since(swept) >= SWEEP && self.wakes.fresh.is_empty() && !self.wakes.is_due,
+            None => true,
+        };
+        if self.wakes.looked == Some(changes) && !sweeps {
             return;
+        }
+        if sweeps {
+            self.wakes.swept = Some(now);
         }
         self.wakes.looked = Some(changes);
         self.wakes.looks += 1;
@@ -260,7 +302,7 @@ impl ClusterState {
                 wakes.seen.resize(place + 1, None);
             }
             let Some(seen) = wakes.seen.get_mut(place) else { continue };
-            if seen.as_ref().is_none_or(|seen| seen.numbers != numbers) {
+            if sweeps || seen.as_ref().is_none_or(|seen| seen.numbers != numbers) {
                 *seen = Some(SeenNode { name: name.clone(), numbers, at: wakes.looks });
                 wakes.fresh.entry(place).or_insert(now);
             }
@@ -316,7 +358,11 @@ impl ClusterState {
                 break;
             }
             let found = self.find_room(&mut waiting, (&signature, &uid), &mut judged, now);
-            step.wakes.extend(found.and_then(|room| self.wake(&waiting, &uid, room, now)));
+            if let Some(wake) = found.and_then(|room| self.wake(&waiting, &uid, room, now)) {
+                step.wakes.push(wake);
+                // If the write fails, or kube-scheduler does not ask, nothing else brings the pod back.
+                lines.due = lines.due.into_iter().chain(self.wakes.pace.pod_waits(&uid, now)).min();
+            }
             if judged >= JUDGED {
                 lines.more = true;
                 break;
@@ -339,10 +385,11 @@ impl ClusterState {
                 let mut taken = 0;
                 for rank in members {
                     let Some((request, asked)) = waiting.may_be_woken(&rank.2) else { continue };
-                    if self.is_placed_now(&request.uid) || self.candidates(&kind.maybe, asked).next().is_none() {
+                    let is_bound = self.locations.contains_key(&request.uid);
+                    if is_bound || self.candidates(&kind.maybe, asked).next().is_none() {
                         continue;
                     }
-                    let pause = self.wakes.pace.pod_waits(&request.uid, now);
+                    let pause = self.wakes.pace.pod_waits(&request.uid, now).max(self.binds_until(&request.uid, now));
                     if planted(PlantedMistake::WokenOnce) && self.wakes.pace.has_woken(&request.uid) {
                         continue;
                     }
@@ -364,20 +411,21 @@ impl ClusterState {
         lines
     }
 
-    /// Whether kube-scheduler is placing the pod.
-    fn is_placed_now(&self, uid: &PodUid) -> bool {
-        self.locations.contains_key(uid) || self.pending.contains_key(uid)
+    /// Until when kube-scheduler may be placing a pod for which a node fitted in an earlier term of this process.
+    fn binds_until(&self, uid: &PodUid, now: Monotonic) -> Option<Monotonic> {
+        self.pending.get(uid).map(|pending| pending.filtered.after(BINDS_WITHIN)).filter(|until| now < *until)
     }
 
-    /// The places of those of these nodes that the pod's last filter call named and that have changed since; all of them for a pod
-    /// that this leader was never asked about.
+    /// The places of those of these nodes that the pod's last filter call named, and of those that this leader knows only since
+    /// then: the call may have named them, because kube-scheduler often learns of a Node before the leader does. All of them for a
+    /// pod that this leader was never asked about.
     fn candidates<'a>(&'a self, maybe: &'a NodeSet, asked: Option<&'a Asked>) -> impl Iterator<Item = usize> + 'a {
-        maybe.both(asked.map(|asked| &*asked.nodes)).filter(move |place| {
-            let seen = self.wakes.seen.get(*place).and_then(Option::as_ref);
-            let is_newer =
-                |seen: &SeenNode, asked: &Asked| seen.at > asked.changes && seen.numbers.0 <= asked.newest_node;
-            seen.is_some_and(|seen| asked.is_none_or(|asked| is_newer(seen, asked)))
-        })
+        let newest = asked.map_or(u64::MAX, |asked| asked.newest_node);
+        let number = move |place: usize| Some(self.wakes.seen.get(place)?.as_ref()?.numbers.0);
+        let known = maybe.both(asked.map(|asked| &*asked.nodes));
+        let known = known.filter(move |place| number(*place).is_some_and(|number| number <= newest));
+        let since = (self.numbered > newest).then(|| maybe.both(None)).into_iter().flatten();
+        known.chain(since.filter(move |place| number(*place).is_some_and(|number| number > newest)))
     }
 
     /// The first node that has room for a pod. Nodes that have none are not judged again for pods of the same kind.
