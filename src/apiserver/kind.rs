@@ -5,6 +5,7 @@ use crate::error::ApiError;
 use crate::resource::ApiResource;
 use model::followed_node::{FollowedNode, MAX_CLUSTER_NODES};
 use model::id::{NodeName, ObjectUid, PodUid};
+use model::placement::PlacementRequest;
 use model::pod::{
     ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_LEFT_OUT_PODS, MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod,
     PodContainer, PodPhase,
@@ -20,9 +21,9 @@ use std::sync::Arc;
 use wire::annotation_keys::{
     ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, LEADS, LEASE, PLACED_BY,
 };
-use wire::gpu_pod;
 use wire::resource::RequestRules;
 use wire::watch::{NodePods, WatchedKind};
+use wire::{gpu_pod, placement};
 
 /// How much it matters that an object is held, least first. If there are too many objects, those that matter least are left out.
 /// Everyone who may create pods can create any number of them, bind them to a node and keep them from ending. So the classes rest on
@@ -129,11 +130,18 @@ fn share(text: &mut Arc<str>) {
 /// one is cut.
 const MAX_VALUE: usize = 512;
 
+/// Largest request of a pod that waits for a node that is kept, in bytes of memory: an ordinary one takes some hundred bytes, one of 40
+/// containers takes this much. It lets waiting pods of users take little more memory than other pods. kube-scheduler sends the request
+/// in its calls in any case.
+const MAX_WAITING_REQUEST: usize = 4096;
+
 /// All pods of the cluster, with what a scheduler needs of them.
 #[derive(Clone, Debug, Default)]
 pub struct AllPods {
     resources: KeptResources,
     rules: Arc<RequestRules>,
+    /// `spec.schedulerName` of the pods that wait for this scheduler.
+    scheduler: Option<Arc<str>>,
     /// The namespaces whose pods keep their places like pods that hold GPUs.
     needed: Arc<BTreeSet<Arc<str>>>,
 }
@@ -248,6 +256,23 @@ impl AllPods {
         AllPods { needed: Arc::new(namespaces), ..self }
     }
 
+    /// Keeps the requests of the pods that wait for the scheduler with this name.
+    #[must_use]
+    pub fn placed_by(self, scheduler: Arc<str>) -> AllPods {
+        AllPods { scheduler: Some(scheduler), ..self }
+    }
+
+    /// What a pod requests, if it waits for this scheduler. It is found out before [`AllPods::trim`] removes what it comes from.
+    fn request(&self, pod: &Pod) -> Option<Box<PlacementRequest>> {
+        let may_be_placed = pod.node.is_none() && !pod.gated && pod.deleted_at.is_none() && !pod.ended();
+        if !may_be_placed || pod.scheduler.is_none() || pod.scheduler != self.scheduler {
+            return None;
+        }
+        // The extender tells the owner what is wrong with a request when kube-scheduler asks about the pod.
+        let request = placement::of(pod, &self.rules).ok().flatten()?;
+        (request.memory() <= MAX_WAITING_REQUEST).then(|| Box::new(request))
+    }
+
     /// Removes fields that the extender does not read here, because only an agent uses them or because kube-scheduler's calls have
     /// them. A pod has up to 128 containers, and the cluster up to 300,000 pods. All containers are kept only if the pod may have a
     /// claim, which has shares for each of them; none are kept of a pod that holds no GPU, unless its namespace is needed.
@@ -304,6 +329,7 @@ impl WatchedKind for AllPods {
 
     fn decode(&self, json: &str) -> Result<Pod, String> {
         let mut pod = wire::pod::decode_text(json, &[]).map_err(|why| why.to_string())?;
+        pod.request = self.request(&pod);
         // kube-scheduler sends a pod's request in its call; for a bound pod only the claim counts.
         pod.annotations.retain(|(key, _)| KEPT.contains(&&**key));
         self.trim(&mut pod);
@@ -640,6 +666,38 @@ mod tests {
         let importance = |text: String| AllPods::importance(&needing.decode(&text).unwrap());
         assert_eq!(importance(pod(&json!({}), none)), Importance::MayHold);
         assert_eq!(importance(ended(pod(&json!({}), none))), Importance::HoldsNothing);
+    }
+
+    /// kube-scheduler does not ask a new leader about the pods that an earlier one has refused.
+    #[test]
+    fn the_request_of_a_pod_is_kept_while_it_waits_for_this_scheduler() {
+        let kind = AllPods::with_rules(&RequestRules::default()).placed_by("gpu-steward".into());
+        let text = pod(&json!({ "nvidia.com/use-gputype": "H100" }), |_| json!({ "nvidia.com/gpu": "1" }));
+        let mut waits: Value = serde_json::from_str(&text).unwrap();
+        waits["spec"].as_object_mut().unwrap().remove("nodeName");
+        waits["spec"]["schedulerName"] = "gpu-steward".into();
+        assert_eq!(kind.decode(&waits.to_string()).unwrap().request, None, "it has too many containers");
+        waits["spec"]["containers"].as_array_mut().unwrap().truncate(2);
+        let whole = wire::pod::decode_text(&waits.to_string(), &[]).unwrap();
+        let expected = placement::of(&whole, &RequestRules::default()).unwrap().map(Box::new);
+        let kept = kind.decode(&waits.to_string()).unwrap();
+        assert!(expected.is_some() && kept.request == expected && kept.containers.is_empty());
+        assert!(kept.memory() > Pod { request: None, ..kept.clone() }.memory());
+        for (place, change) in [
+            ("/spec/nodeName", json!("n1")),
+            ("/spec/schedulerName", json!("default-scheduler")),
+            ("/spec/schedulingGates", json!([{ "name": "a" }])),
+            ("/metadata/deletionTimestamp", json!("2026-11-21T10:00:00Z")),
+            ("/status/phase", json!("Failed")),
+            ("/spec/containers", json!([{ "name": "a" }])),
+            ("/metadata/annotations", json!({ "hami.io/enable-realtime-check": "never" })),
+        ] {
+            let (parent, key) = place.rsplit_once('/').unwrap();
+            let mut other = waits.clone();
+            other["status"] = json!({});
+            other.pointer_mut(parent).unwrap()[key] = change;
+            assert_eq!(kind.decode(&other.to_string()).unwrap().request, None, "{place}");
+        }
     }
 
     #[test]

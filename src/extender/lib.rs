@@ -335,6 +335,7 @@ impl Extender {
         let marking = Arc::clone(&self.mark).run(Arc::clone(&self.cluster), marks, self.lifecycle.stop());
         self.lifecycle.must_run("own mark", marking);
         let kind = AllPods::with_rules(self.cluster.rules()).needing(self.live.namespaces().clone());
+        let kind = kind.placed_by(Arc::clone(self.cluster.scheduler()));
         self.follow("pods", kind, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let told = (Arc::clone(&self.verbs.events), Arc::clone(&self.live));

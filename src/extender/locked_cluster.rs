@@ -86,9 +86,9 @@ type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>, ShownWait);
 enum ShownWait {
     /// It waits for this scheduler.
     Waits(Box<PlacementRequest>),
-    /// No scheduler may place it, or it requests no GPU.
+    /// No scheduler may place it.
     No,
-    /// It has a node, or another scheduler is to place it.
+    /// It has a node, another scheduler is to place it, or the pod watch does not show what it requests.
     OfOthers,
 }
 
@@ -160,6 +160,11 @@ impl LockedCluster {
     /// The same for pods of the scheduler with this name.
     pub(super) fn of_scheduler(self, scheduler: Arc<str>) -> LockedCluster {
         LockedCluster { scheduler, ..self }
+    }
+
+    /// The scheduler that asks this extender.
+    pub(super) fn scheduler(&self) -> &Arc<str> {
+        &self.scheduler
     }
 
     /// How amounts of resources become requests of GPUs.
@@ -249,20 +254,18 @@ impl LockedCluster {
         {
             bound.hash = None;
         }
-        (bound, claim_origin::of(pod, &self.lease), self.wait(pod))
+        (bound, claim_origin::of(pod, &self.lease), LockedCluster::wait(pod))
     }
 
     /// Whether a pod waits for a node.
-    fn wait(&self, pod: &Pod) -> ShownWait {
+    fn wait(pod: &Pod) -> ShownWait {
         if pod.node.is_some() {
             return ShownWait::OfOthers;
         }
-        let may_be_placed = !pod.gated && pod.deleted_at.is_none() && !pod.ended();
-        match placement::of(pod, &self.rules).ok().flatten().filter(|_| may_be_placed) {
-            Some(request) if pod.scheduler.as_ref() == Some(&self.scheduler) => ShownWait::Waits(Box::new(request)),
-            Some(_) => ShownWait::OfOthers,
-            None => ShownWait::No,
+        if pod.gated || pod.deleted_at.is_some() || pod.ended() {
+            return ShownWait::No;
         }
+        pod.request.clone().map_or(ShownWait::OfOthers, ShownWait::Waits)
     }
 
     /// The newest version of a pod, by its UID at the API server, cannot be read; it is bound to this node.
@@ -950,6 +953,19 @@ mod tests {
         // From now on the node is known.
         cluster.pod_is(&second);
         assert_eq!(node(&second), Some("n1".into()));
+    }
+
+    /// kube-scheduler writes each refusal into the status of the pod, so the watch shows a newer version. It shows no containers.
+    #[test]
+    fn a_refused_pod_waits_until_the_watch_shows_that_no_scheduler_may_place_it() {
+        let cluster = cluster();
+        let version = |version| Pod { node: None, version: Some(version), ..pod() };
+        let asked = placement::of(&version(1), cluster.rules()).unwrap().unwrap();
+        assert!(cluster.filter(asked, None, &["n1"]).fit.is_empty());
+        cluster.pod_is(&Arc::new(Pod { containers: Vec::new(), ..version(2) }));
+        assert_eq!(cluster.counts().refused, 1);
+        cluster.pod_is(&Arc::new(Pod { gated: true, ..version(3) }));
+        assert_eq!(cluster.counts().refused, 0);
     }
 
     #[test]

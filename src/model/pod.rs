@@ -1,6 +1,7 @@
 //! Pods at the API server, reduced to the fields that matter on their node.
 
 use crate::id::{ContainerId, NodeName, PodRef, PodUid};
+use crate::placement::PlacementRequest;
 use crate::time::{Arrival, Monotonic, WallTime};
 use std::sync::Arc;
 
@@ -83,6 +84,8 @@ pub struct Pod {
     pub nominated: Option<NodeName>,
     /// The scheduler that is to place it; `None` where it has a node.
     pub scheduler: Option<Arc<str>>,
+    /// What it requests, if it waits for the scheduler that follows the pods. Only a scheduler sets it.
+    pub request: Option<Box<PlacementRequest>>,
     /// Whether it has scheduling gates: no scheduler may place it before they are removed.
     pub gated: bool,
     /// The group of pods with which it is to be placed together, in its namespace.
@@ -285,6 +288,7 @@ mod tests {
             priority: None,
             controller: None,
             scheduler: None,
+            request: None,
             host_network: false,
             nominated: None,
             gang: None,

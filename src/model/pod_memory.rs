@@ -2,7 +2,9 @@
 //! long the texts of a pod are.
 
 use crate::id::{NodeName, PodUid};
+use crate::placement::{GpuSelection, PlacementRequest};
 use crate::pod::{Pod, PodContainer};
+use crate::request::ContainerRequest;
 use std::sync::Arc;
 
 /// Upper bound on the memory of the pods of one node: a quarter of the memory limit of an agent in the chart, because there are two
@@ -45,7 +47,24 @@ impl Pod {
             + pairs(&self.annotations)
             + pairs(&self.labels)
             + self.containers.iter().map(container).sum::<usize>()
+            + self.request.as_ref().map_or(0, |request| request.memory())
             + left_out
+    }
+}
+
+impl PlacementRequest {
+    /// About as many bytes of memory as the request takes beside the names of its pod, which the pod shares with it.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        let GpuSelection { use_types, avoid_types, use_uuids, avoid_uuids, modes, numa_bind: _ } = &self.selection;
+        let types = use_types.iter().chain(avoid_types).map(|kind| size_of_val(kind) + text(kind));
+        let uuids = use_uuids.iter().chain(avoid_uuids).map(|uuid| size_of_val(uuid) + text(uuid.as_str()));
+        let containers = self.requests.iter().map(|one| size_of::<ContainerRequest>() + text(&one.container));
+        let texts = [modes, &self.gang].into_iter().flatten().map(|one| text(one));
+        size_of::<PlacementRequest>()
+            + types.chain(uuids).sum::<usize>()
+            + containers.sum::<usize>()
+            + texts.sum::<usize>()
     }
 }
 

@@ -188,6 +188,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         nominated: NodeName::parse(&status.nominated_node_name.0).ok(),
         // A pod with a node needs none, and there may be many of these.
         scheduler: if spec.node_name.0.is_empty() { shown(&spec.scheduler_name.0, MAX_NAME) } else { None },
+        request: None,
         gated: !spec.scheduling_gates.0.is_empty(),
         prefers_nodes: spec.prefers_nodes(),
         host_network: spec.host_network.0,

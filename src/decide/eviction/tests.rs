@@ -37,6 +37,7 @@ fn pod(n: u32) -> Pod {
         priority: None,
         controller: None,
         scheduler: None,
+        request: None,
         host_network: false,
         nominated: None,
         gang: None,

@@ -256,6 +256,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         priority: None,
         controller: None,
         scheduler: None,
+        request: None,
         host_network: false,
         nominated: None,
         gang: None,
