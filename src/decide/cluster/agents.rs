@@ -258,15 +258,22 @@ impl ClusterState {
         self.find_used_gpus(name);
     }
 
-    /// Finds the GPUs of a node that pods without a claim there use, by the newest report of its agent. Containers of a pod that is
-    /// gone may use each device that the pod claimed.
+    /// The pods that use GPUs of a node or may do so, and have no claim there, by the newest report of its agent.
+    pub(super) fn unclaimed_users<'a>(
+        &'a self,
+        node: &'a NodeClaims,
+    ) -> impl Iterator<Item = (&'a PodUid, &'a ReportedPod)> {
+        let pods = node.agent().into_iter().flat_map(|link| link.report.pods.iter());
+        pods.filter(move |(named, pod)| (pod.processes() > 0 || may_use(pod)) && !self.is_explained(node, named))
+    }
+
+    /// Finds the GPUs of a node that pods without a claim there use, by the newest report of its agent.
     pub(super) fn find_used_gpus(&mut self, name: &NodeName) {
-        let Some(node) = self.nodes.get(name) else { return };
-        let Some(link) = node.agent() else { return };
-        let may_use = |pod: &ReportedPod| pod.stage == PodStage::Ended && pod.has_containers;
-        let others = link.report.pods.iter().filter(|(_, pod)| pod.processes() > 0 || may_use(pod));
-        let others = others.filter(|(named, _)| !self.is_explained(node, named)).map(|(_, pod)| pod);
-        let uses = others.flat_map(|pod| pod.uses.iter().filter(|(_, used)| used.processes > 0 || may_use(pod)));
+        let Some(node) = self.nodes.get(name).filter(|node| node.agent().is_some()) else { return };
+        let uses = self.unclaimed_users(node).flat_map(|(_, pod)| {
+            let holds = may_use(pod);
+            pod.uses.iter().filter(move |(_, used)| used.processes > 0 || holds)
+        });
         let used: BTreeSet<GpuUuid> = uses.map(|(device, _)| device.clone()).collect();
         if let Some(node) = self.nodes.get_mut(name) {
             node.are_in_use(&used);
@@ -289,6 +296,11 @@ impl ClusterState {
             location.or_else(|| self.pods_without_gpus.get(uid)) == Some(node.name())
         })
     }
+}
+
+/// Whether containers of a pod that is gone exist: they may use each device that the pod claimed.
+fn may_use(pod: &ReportedPod) -> bool {
+    pod.stage == PodStage::Ended && pod.has_containers
 }
 
 #[cfg(test)]

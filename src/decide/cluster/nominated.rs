@@ -285,7 +285,9 @@ impl ClusterState {
             let is_evicted = || self.nominated.has_offered(&request.uid, node.name(), uid);
             self.is_being_deleted(uid) || node.is_ending(uid) || is_evicted()
         };
-        let ending: Vec<PodUid> = node.ledger().claims().map(|(uid, _)| uid).filter(ends).cloned().collect();
+        let unclaimed = self.unclaimed_users(node).map(|(named, _)| named);
+        let ending = node.ledger().claims().map(|(uid, _)| uid).filter(ends).chain(unclaimed);
+        let ending: Vec<PodUid> = ending.cloned().collect();
         let mut after = node.clone();
         ending.iter().for_each(|uid| after.is_without(uid));
         after.ignore_use();

@@ -301,6 +301,17 @@ fn evicted_pods_take_their_memory_with_them_and_strangers_stay() {
     assert_eq!(offers(&mut cluster(2048), WHOLE - 2148), PreemptVerdict::Offers(vec![0]));
 }
 
+/// The evicted pod has ended before this leader won, which so has never seen its claim.
+#[test]
+fn a_nominated_pod_waits_for_memory_of_a_pod_without_a_claim_and_not_for_memory_of_strangers() {
+    let victim = [plain(60 * 1024)];
+    for (stranger, expected) in [(0, PreemptVerdict::Waits(name(0))), (2048, PreemptVerdict::Offers(Vec::new()))] {
+        let used = mib(60 * 1024 + stranger);
+        let mut cluster = reported(CheckRules::default(), WHOLE, &[], report(used, used, &victim));
+        assert_eq!(cluster.preempt(&slice(1, WHOLE), Some(&name(0)), &[], NOW), expected, "{stranger} MiB");
+    }
+}
+
 /// An agent's token may be stolen: its reports may keep pods away from its node, and nothing else.
 #[test]
 fn no_report_frees_memory_beyond_the_claims() {
