@@ -109,7 +109,7 @@ impl From<Object> for DescribedEvent {
             from: cut(&from.unwrap_or_default()),
             at: times.into_iter().filter_map(|text| timestamp::rfc3339(&text.0)).max(),
             count: count.0.max(series.count.0).max(1),
-            about: cut(&format!("{} {place}{}", about.0, name.0)),
+            about: cut(format!("{} {place}{}", about.0, name.0).trim()),
         }
     }
 }
@@ -170,7 +170,7 @@ mod tests {
                 "   false x1 : ",
             ]
         );
-        assert!(decode_list(b"[]").is_err());
+        assert!(decode_list(b"7").is_err());
     }
 
     #[test]

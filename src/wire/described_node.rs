@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(first.annotations.keys().collect::<Vec<_>>(), ["hami.io/node-handshake"]);
         assert_eq!((&*first.allocatable["nvidia.com/gpu"], &*first.labels["a"]), ("80", "1"));
         assert_eq!(*second, DescribedNode { name: "n2".into(), ..DescribedNode::default() });
-        assert!(decode_list(b"[]").is_err() && decode(b"7").is_err());
+        assert!(decode_list(b"7").is_err() && decode(b"8").is_err());
         assert_eq!(decode_list(br#"{"items":null}"#), Ok(DescribedNodes::default()));
     }
 

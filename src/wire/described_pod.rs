@@ -268,7 +268,7 @@ mod tests {
         assert!(!format!("{pod:?}").contains("hidden"));
         let list = json!({ "items": [text, {}] });
         assert_eq!(decode_list(list.to_string().as_bytes()).unwrap(), [pod, DescribedPod::default()]);
-        assert!(decode(b"[]").is_err() && decode_list(b"7").is_err());
+        assert!(decode(b"7").is_err() && decode_list(b"7").is_err());
     }
 
     proptest! {

@@ -45,7 +45,7 @@ impl Verbosity {
 pub type Filter = Targets;
 
 /// The crates of this program. All others are libraries.
-const OURS: [&str; 13] = [
+const OURS: [&str; 14] = [
     "gpu_steward",
     "model",
     "clock",
@@ -59,6 +59,7 @@ const OURS: [&str; 13] = [
     "effects",
     "agent",
     "extender",
+    "doctor",
 ];
 
 /// Libraries that log a line for each frame, poll or wake-up. At `-v 5` they would hide all other lines.
