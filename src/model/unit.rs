@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 macro_rules! unit {
-    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
-        $(#[$doc])*
+    ($(#[$attribute:meta])* $name:ident($inner:ty)) => {
+        $(#[$attribute])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
         pub struct $name(pub $inner);
     };
@@ -17,6 +17,7 @@ unit!(
 );
 unit!(
     /// Whole MiB, the unit in which GPU memory is requested and claimed.
+    #[derive(Eq, Ord)]
     Mib(u64)
 );
 unit!(
@@ -66,16 +67,9 @@ unit!(
 );
 
 impl Eq for Bytes {}
-impl Eq for Mib {}
 impl Eq for CorePercent {}
 impl Eq for Count {}
 impl Eq for Nanos {}
-
-impl Ord for Mib {
-    fn cmp(&self, other: &Mib) -> std::cmp::Ordering {
-        self.0.cmp(&other.0)
-    }
-}
 
 impl Bytes {
     /// One MiB.
