@@ -274,10 +274,10 @@ impl Binder {
         }
     }
 
-    /// Why a pod must not be bound, if more pods are too large than are remembered, or more pods exist than are followed: then the
-    /// pod is read.
+    /// Why a pod must not be bound, if the pod watch has not shown its size: then the pod is read. kube-scheduler has a watch of its
+    /// own, which may be ahead of this one.
     async fn is_too_large_now(&self, uid: &PodUid, name: &PodRef, until: Instant) -> Option<String> {
-        let known = self.cluster.knows_large_pods() && self.watches.iter().all(|watch| watch.left_out() == 0);
+        let known = self.cluster.knows_size(uid) && self.watches.iter().all(|watch| watch.left_out() == 0);
         if known || self.orders.lock().contains_key(uid) {
             return None;
         }

@@ -78,6 +78,10 @@ impl FollowListener<AllPods> for PodFeed {
 
     fn watched(&mut self, pod: &Pod) {
         self.mark.watched(pod);
+        // While pods are left out, the end of a pod may not be seen. Then each pod is read before it is bound.
+        if self.health.left_out() == 0 {
+            self.cluster.pod_is_watched(pod);
+        }
     }
 
     fn changed(&mut self, deltas: Vec<Delta<Pod>>, held: Option<&Store<AllPods>>) {
@@ -86,7 +90,11 @@ impl FollowListener<AllPods> for PodFeed {
             // Before the pods that have just been left out are released.
             self.cluster.leaves_out_unproven_pods(held.left_out_of(Importance::Unproven) > 0);
         }
+        let mut newest: Option<u64> = None;
         for delta in &deltas {
+            if let Delta::Added(pod) | Delta::Changed { after: pod, .. } = delta {
+                newest = newest.max(pod.version);
+            }
             match delta {
                 Delta::Added(pod) => self.is(pod),
                 // It still exists.
@@ -112,6 +120,7 @@ impl FollowListener<AllPods> for PodFeed {
                 }
             }
         }
+        self.cluster.pods_are_shown(newest);
         self.mark.taken_over(&self.cluster);
         self.tell_closings();
     }

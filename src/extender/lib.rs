@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   settings                      what it takes from the program
-//!   locked_cluster deferred_pods follow watch_health
+//!   locked_cluster deferred_pods large_pods follow watch_health
 //!                                 the cluster's state behind one lock; what the watches of pods and Nodes feed into it, and
 //!                                 whether they run
 //!   leadership own_mark           who decides now; whether this process has seen everything that was written before
@@ -40,6 +40,7 @@ pub mod settings;
 mod planted;
 mod plain_pods;
 mod deferred_pods;
+mod large_pods;
 mod pod_steps;
 mod locked_cluster;
 mod leadership;

@@ -7,6 +7,7 @@
 //! ([`decide::cluster::filter`]).
 
 use super::deferred_pods::DeferredPods;
+use super::large_pods::LargePods;
 use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use super::pod_steps;
@@ -38,14 +39,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use wire::placement::BadPlacementRequest;
 use wire::resource::RequestRules;
-use wire::{bound_pod, claim_origin, node_facts, placement};
+use wire::{bound_pod, claim_origin, node_facts};
 
 /// How long a pod's filter call is remembered for its bind. kube-scheduler waits up to 10 minutes for volumes
 /// (`bindTimeoutSeconds`).
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
-/// Maximum number of pods that are known to be too large, which takes 10 MiB. Only a pod with more than 128 KiB of `managedFields`
-/// can be dangerous and look small in kube-scheduler's call, and etcd, which holds 8 GiB at most, has fewer of those.
-const MOST_LARGE: usize = 65_536;
 /// How long a step of a scrape holds the lock before it finishes with the current node. A full node takes as long again.
 const STEP: Duration = Duration::from_micros(100);
 
@@ -68,8 +66,8 @@ pub(super) struct LockedCluster {
     plain: Mutex<PlainPods>,
     /// Pods that the state has no place for. The lock of the state is always taken before this one.
     deferred: Mutex<DeferredPods>,
-    /// Pods without a node whose objects have no room for what is written later, with the reason.
-    large: Mutex<HashMap<PodUid, BadPlacementRequest>>,
+    /// Pods without a node whose objects have no room for what is written later.
+    large: Mutex<LargePods>,
     rules: RequestRules,
     lease: LeaseName,
     /// `spec.schedulerName` of the pods that wait for this scheduler.
@@ -182,7 +180,7 @@ impl LockedCluster {
         if pod.node.is_some() {
             self.plain.lock().forget(&pod.uid);
         }
-        self.size_is(pod);
+        self.large.lock().pod_is(pod);
         let shown = self.shown(pod);
         let mut cluster = self.cluster.lock();
         let written_here = pod.node.is_some() && self.unshown.lock().remove(&pod.uid).is_some();
@@ -202,26 +200,29 @@ impl LockedCluster {
         }
     }
 
-    fn size_is(&self, pod: &Pod) {
-        let why = placement::too_large(pod).filter(|_| pod.node.is_none());
+    /// The pod watch has shown this version of a pod, and everything before it. Its size counts at once, because kube-scheduler asks
+    /// for a new pod sooner than its changes are taken over.
+    pub(super) fn pod_is_watched(&self, pod: &Pod) {
         let mut large = self.large.lock();
-        let Some(why) = why else {
-            large.remove(&pod.uid);
-            return;
-        };
-        if large.len() < MOST_LARGE || large.contains_key(&pod.uid) {
-            large.insert(pod.uid.clone(), why);
-        }
+        large.pod_is(pod);
+        large.all_is_shown(pod.version);
+    }
+
+    /// Everything that was written to pods up to this version is taken over.
+    pub(super) fn pods_are_shown(&self, version: Option<u64>) {
+        self.large.lock().all_is_shown(version);
     }
 
     /// Why a pod cannot be bound, if its object has no room for what is written later. The pod watch shows the whole object.
     pub(super) fn too_large(&self, uid: &PodUid) -> Option<BadPlacementRequest> {
-        self.large.lock().get(uid).cloned()
+        self.large.lock().why(uid)
     }
 
-    /// Whether each pod that the pod watch has shown too large is remembered.
-    pub(super) fn knows_large_pods(&self) -> bool {
-        self.large.lock().len() < MOST_LARGE
+    /// Whether the pod watch has shown how large a pod is in the version of its last filter call, so that [`LockedCluster::too_large`]
+    /// knows it.
+    pub(super) fn knows_size(&self, uid: &PodUid) -> bool {
+        let version = self.cluster.lock().asked(uid).and_then(|request| request.version);
+        self.large.lock().know(version)
     }
 
     /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and keeps the order of
@@ -311,7 +312,7 @@ impl LockedCluster {
     /// A pod is proven gone.
     pub(super) fn pod_gone(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
-        self.large.lock().remove(uid);
+        self.large.lock().forget(uid);
         let mut cluster = self.cluster.lock();
         self.unshown.lock().remove(uid);
         self.deferred.lock().remove(uid);
@@ -326,7 +327,7 @@ impl LockedCluster {
     /// A pod is not followed any more, because others matter more.
     pub(super) fn pod_is_left_out(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
-        self.large.lock().remove(uid);
+        self.large.lock().forget(uid);
         let mut cluster = self.cluster.lock();
         self.deferred.lock().remove(uid);
         // Its nomination stays: the pod still waits, for a minute at most.
@@ -812,6 +813,7 @@ mod tests {
     use serde_json::json;
     use std::collections::BTreeSet;
     use wire::annotation_keys::ALLOCATED;
+    use wire::placement;
 
     /// A running pod with a claim on a GPU of node n1.
     fn pod() -> Pod {
@@ -1009,20 +1011,15 @@ mod tests {
         assert!(is_kept(), "it still waits");
     }
 
-    /// Then each pod is read before it is bound.
+    /// Then its end may not be seen.
     #[test]
-    fn the_size_of_every_pod_is_known_until_too_many_pods_are_too_large() {
+    fn the_size_of_a_pod_that_is_left_out_is_forgotten() {
         let cluster = cluster();
-        let one = Pod { uid: uid(0), node: None, bytes: u32::MAX, ..pod() };
-        (0..MOST_LARGE - 1).for_each(|number| cluster.size_is(&Pod { uid: uid(number), ..one.clone() }));
-        assert!(cluster.knows_large_pods());
-        cluster.size_is(&Pod { uid: uid(MOST_LARGE), ..one.clone() });
-        assert!(!cluster.knows_large_pods() && cluster.too_large(&one.uid).is_some());
-        cluster.size_is(&Pod { bytes: 1, ..one.clone() });
-        assert!(cluster.knows_large_pods());
-        cluster.size_is(&one);
-        cluster.pod_is_left_out(&one.uid);
-        assert!(cluster.knows_large_pods() && cluster.too_large(&one.uid).is_none());
+        let large = Pod { node: None, bytes: u32::MAX, ..pod() };
+        cluster.pod_is_watched(&large);
+        assert!(cluster.too_large(&large.uid).is_some());
+        cluster.pod_is_left_out(&large.uid);
+        assert_eq!(cluster.too_large(&large.uid), None);
     }
 
     fn uid(number: usize) -> PodUid {

@@ -202,6 +202,33 @@ fn a_pod_as_large_as_etcd_stores_it_is_not_bound_and_holds_no_reservation_for_ev
     });
 }
 
+/// The watch of kube-scheduler may be ahead of the extender's. Only that of the extender shows the managed fields.
+#[test]
+fn a_pod_that_the_pod_watch_has_not_shown_is_read_before_its_binding() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    // The pod watch breaks off, and no other begins. Reads of single pods go on.
+    server.fault(ApiServerFault::RefuseExactly(403, "/api/v1/pods"));
+    server.cut();
+    eventually("the broken watch at /readyz", SOON, || {
+        extender.get("/readyz").text().contains("the watch of pods is broken").then_some(())
+    });
+    let large = pod(&server, 1, 3000);
+    let mut whole = large.clone();
+    whole["metadata"]["managedFields"] = json!([{ "manager": "x".repeat(LARGEST) }]);
+    server.put("pods", whole);
+    let mut asks = stored(&server, &large);
+    asks["metadata"].as_object_mut().unwrap().remove("managedFields");
+    assert_eq!(extender.filter(&asks, &["n1"])["NodeNames"], json!(["n1"]));
+    let why = extender.bind(&asks, "n1");
+    assert!(why.contains("more than 1024 KiB together its status may not fit"), "{why}");
+    assert!(stored(&server, &large)["spec"]["nodeName"].is_null());
+    let asks = stored(&server, &pod(&server, 2, 3000));
+    assert_eq!(extender.filter(&asks, &["n1"])["NodeNames"], json!(["n1"]));
+    assert_eq!(extender.bind(&asks, "n1"), "");
+}
+
 /// A kubelet repeats images and mount paths in the status, and writes about 1 KiB about each container.
 #[test]
 fn a_pod_whose_status_may_be_larger_than_etcd_stores_is_not_bound() {
