@@ -199,8 +199,11 @@ pub(super) enum UnknownClaim {
 /// The pods that may keep a node from taking new claims, and the reason that was reported last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockingPods {
-    /// Pods that hold GPUs of the node and whose claim is not known.
-    pub(super) unknown: BTreeMap<PodUid, UnknownClaim>,
+    /// Pods that hold GPUs of the node and whose claim is not known. Everyone who may create pods may make them very many, so copies
+    /// of a node share them.
+    unknown: Arc<BTreeMap<PodUid, UnknownClaim>>,
+    /// Those of them that are [`UnknownClaim::Other`]. Only the kubelet and agents make a pod one of these.
+    others: BTreeSet<PodUid>,
     /// Pods that cannot be read at all, by their UID at the API server.
     pub(super) unreadable: BTreeSet<PodUid>,
     /// The schedulers of the pods' claims. Claims that the agent made are not among them.
@@ -216,11 +219,42 @@ impl BlockingPods {
         self.unknown.is_empty() && self.unreadable.is_empty()
     }
 
+    /// The pods that hold GPUs of the node and whose claim is not known.
+    pub(super) fn unknown(&self) -> &BTreeMap<PodUid, UnknownClaim> {
+        &self.unknown
+    }
+
+    /// Sets what is known of a pod whose claim is not known; `None` if the claim is known or the pod has none. Returns whether that
+    /// changes anything.
+    pub(super) fn unknown_is(&mut self, uid: &PodUid, claim: Option<UnknownClaim>) -> bool {
+        if self.unknown.get(uid).copied() == claim {
+            return false;
+        }
+        match claim {
+            Some(claim) => Arc::make_mut(&mut self.unknown).insert(uid.clone(), claim),
+            None => Arc::make_mut(&mut self.unknown).remove(uid),
+        };
+        match claim {
+            Some(UnknownClaim::Other) => self.others.insert(uid.clone()),
+            Some(UnknownClaim::NotStarted) | None => self.others.remove(uid),
+        };
+        true
+    }
+
     /// The first reason why the node is closed. A pod without a readable claim is a reason, unless it `holds_none` of the GPUs.
-    pub(super) fn first(&self, holds_none: impl Fn(&PodUid, UnknownClaim) -> bool) -> Option<ClosedReason> {
+    /// `reported`: of the pods that have not started only these may hold GPUs; `None`: all may.
+    pub(super) fn first<'a>(
+        &'a self,
+        reported: Option<impl Iterator<Item = &'a PodUid>>,
+        holds_none: impl Fn(&PodUid, UnknownClaim) -> bool,
+    ) -> Option<ClosedReason> {
         let unreadable = || self.unreadable.first().cloned().map(ClosedReason::UnreadablePod);
-        let unknown = self.unknown.iter().find(|(uid, claim)| !holds_none(uid, **claim));
-        let unknown = unknown.map(|(uid, _)| ClosedReason::UnknownClaim(uid.clone()));
+        let holds = |uid: &&PodUid| self.unknown.get(*uid).is_some_and(|claim| !holds_none(uid, *claim));
+        let unknown = match reported {
+            Some(reported) => self.others.iter().chain(reported).filter(holds).min(),
+            None => self.unknown.keys().find(holds),
+        };
+        let unknown = unknown.map(|uid| ClosedReason::UnknownClaim(uid.clone()));
         unknown.or_else(unreadable).or_else(|| self.intruder.clone())
     }
 
@@ -264,6 +298,37 @@ fn intruder(origins: &BTreeMap<PodUid, ClaimOrigin>) -> Option<ClosedReason> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    /// Everyone who may create pods may let thousands of them name a node, and each report and each filter call asks for this.
+    #[test]
+    fn of_the_pods_that_have_not_started_only_those_are_looked_at_that_may_hold_gpus() {
+        let uid = |n: u32| PodUid::parse(&format!("{n:032x}")).unwrap();
+        let (mut pods, other) = (BlockingPods::default(), uid(9000));
+        (0..1000).for_each(|n| assert!(pods.unknown_is(&uid(n), Some(UnknownClaim::NotStarted))));
+        assert!(pods.unknown_is(&other, Some(UnknownClaim::Other)));
+        assert!(!pods.unknown_is(&uid(7), Some(UnknownClaim::NotStarted)), "as before");
+        let (reported, looked) = ([uid(8000), uid(8), uid(7)], Cell::new(0));
+        let first = |pods: &BlockingPods, holding: &[&PodUid]| {
+            looked.set(0);
+            pods.first(Some(reported.iter()), |uid, _| {
+                looked.set(looked.get() + 1);
+                !holding.contains(&uid)
+            })
+        };
+        assert_eq!((first(&pods, &[]), looked.get()), (None, 3));
+        let because = |uid: &PodUid| Some(ClosedReason::UnknownClaim(uid.clone()));
+        assert_eq!((first(&pods, &[&uid(8), &uid(7)]), looked.get()), (because(&uid(7)), 3));
+        assert_eq!(first(&pods, &[&other]), because(&other));
+        assert!(Arc::ptr_eq(&pods.unknown, &pods.clone().unknown), "a copy of the node shares them");
+        // The container of one has run, and that of another turns out not to have.
+        assert!(pods.unknown_is(&uid(1), Some(UnknownClaim::Other)));
+        assert!(pods.unknown_is(&other, Some(UnknownClaim::NotStarted)));
+        assert_eq!(first(&pods, &[&uid(1), &other]), because(&uid(1)));
+        assert_eq!(first(&pods, &[&other]), None);
+        assert!(pods.unknown_is(&uid(1), None) && !pods.unknown_is(&uid(1), None));
+        assert_eq!(first(&pods, &[&uid(1)]), None);
+    }
 
     #[test]
     fn a_closing_names_its_pod_and_hides_it_from_other_namespaces() {

@@ -161,7 +161,8 @@ impl NodeClaims {
         if let Some(why) = &self.unreadable {
             return Some(ClosedReason::Unreadable(Arc::clone(why)));
         }
-        if let Some(reason) = self.blocking_pods.first(|uid, claim| self.holds_none(uid, claim)) {
+        let holds_none = |uid: &PodUid, claim| self.holds_none(uid, claim);
+        if let Some(reason) = self.blocking_pods.first(self.reported_unknown(), holds_none) {
             return Some(reason);
         }
         if let Some((pod, device)) = &self.unknown_device {
@@ -315,7 +316,9 @@ impl NodeClaims {
 
     /// Sets the config hash of a static pod on this node; `None` removes the entry.
     pub(super) fn static_pod_is(&mut self, uid: &PodUid, hash: Option<&PodUid>) {
-        self.static_pods.set(uid, hash);
+        if self.static_pods.set(uid, hash) {
+            self.version.changes();
+        }
     }
 
     /// How far the start of a pod has come, as the agent reports it.
@@ -340,6 +343,21 @@ impl NodeClaims {
         }
     }
 
+    /// The pods whose claim is not known and that the agent's report may name, if the agent refuses all others of them that have not
+    /// started. `None` if it does not, or if it is less work to look at all of them. A pod is known by its UID or its hash: of those with
+    /// one hash that are not named by their UIDs, what holds for one holds for all.
+    fn reported_unknown(&self) -> Option<impl Iterator<Item = &PodUid>> {
+        let link = self.agent.as_ref().filter(|link| link.report.refuses_unclaimed)?;
+        let (reported, unknown) = (&link.report.pods, self.blocking_pods.unknown());
+        if reported.len() >= unknown.len() {
+            return None;
+        }
+        let is_alike =
+            move |uid: &&PodUid| unknown.get(*uid) == Some(&UnknownClaim::NotStarted) && !reported.contains_key(*uid);
+        let hashed = move |name| self.static_pods.hashed(name).find(is_alike);
+        Some(reported.keys().flat_map(move |name| std::iter::once(name).chain(hashed(name))))
+    }
+
     /// Whether the agent says that it refuses all pods without a claim.
     fn refuses_unclaimed(&self) -> bool {
         self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed)
@@ -349,7 +367,7 @@ impl NodeClaims {
     /// report.
     fn may_have_unseen_pod(&self) -> bool {
         let Some(link) = self.agent.as_ref().filter(|link| link.report.refuses_unclaimed) else { return true };
-        let is_known = |uid: &PodUid| self.ledger.get(uid).is_some() || self.blocking_pods.unknown.contains_key(uid);
+        let is_known = |uid: &PodUid| self.ledger.get(uid).is_some() || self.blocking_pods.unknown().contains_key(uid);
         link.report.pods.iter().any(|(name, pod)| {
             matches!(pod.stage, PodStage::Allocated | PodStage::Started) && !self.static_pods.meant(name).any(is_known)
         })
@@ -611,12 +629,17 @@ impl NodeClaims {
         self.refresh(before.into_iter().chain(claim.shares().map(|share| share.device.clone())));
     }
 
-    /// Releases the devices that a pod holds.
+    /// A pod is no longer here: releases the devices that it holds.
     pub(super) fn release(&mut self, uid: &PodUid) {
         self.claim_is_known(uid);
+        self.static_pod_is(uid, None);
+        self.has_no_claim(uid);
+    }
+
+    /// Releases the devices that a pod holds.
+    pub(super) fn has_no_claim(&mut self, uid: &PodUid) {
         self.claim_is_from(uid, None);
         self.ending.remove(uid);
-        self.static_pods.set(uid, None);
         let before = self.claimed_by(uid);
         self.ledger.remove(uid);
         self.refresh(before);
@@ -624,13 +647,15 @@ impl NodeClaims {
 
     /// A pod holds GPUs of this node, but it is not known which.
     pub(super) fn claim_is_unknown(&mut self, uid: &PodUid, claim: UnknownClaim) {
-        self.blocking_pods_mut().unknown.insert(uid.clone(), claim);
+        if self.blocking_pods.unknown_is(uid, Some(claim)) {
+            self.version.changes();
+        }
     }
 
     /// The claim of this pod is known, or the pod has none.
     pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
-        if self.blocking_pods.unknown.contains_key(uid) {
-            self.blocking_pods_mut().unknown.remove(uid);
+        if self.blocking_pods.unknown_is(uid, None) {
+            self.version.changes();
         }
     }
 

@@ -82,7 +82,8 @@ impl ClusterState {
             }
             // The pod holds GPUs, because the kubelet allocates the GPUs that it requests, but it is not known which.
             PodClaim::None | PodClaim::Unreadable(_) | PodClaim::BadRequest(_) => {
-                node.release(uid);
+                // A new version of such a pod is mostly about something else.
+                node.has_no_claim(uid);
                 node.static_pod_is(uid, bound.hash.as_ref());
                 let may_be_refused = !pod.started && !matches!(pod.claim, PodClaim::Unreadable(_));
                 let claim = if may_be_refused { UnknownClaim::NotStarted } else { UnknownClaim::Other };

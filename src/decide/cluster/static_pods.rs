@@ -8,48 +8,74 @@
 //! What must never happen here: a pod releases, through its hash, the GPUs that another pod holds.
 
 use model::id::PodUid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-/// The static pods of one node: the hash of each, by its UID at the API server. There are at most as many as pods on
-/// the node.
+/// The static pods of one node, and all others that look like them. Everyone who may create pods may make them very many, so copies
+/// of a node share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StaticPods(BTreeMap<PodUid, PodUid>);
+pub(super) struct StaticPods(Arc<Hashes>);
+
+#[derive(Clone, Debug, Default)]
+struct Hashes {
+    /// The hash of each pod, by its UID at the API server. There are at most as many as pods on the node.
+    of: BTreeMap<PodUid, PodUid>,
+    /// The pods with each hash.
+    pods: BTreeMap<PodUid, BTreeSet<PodUid>>,
+}
 
 impl StaticPods {
-    /// Sets the hash of a pod of the node; `None` where it is not a static pod, or is gone.
-    pub(super) fn set(&mut self, uid: &PodUid, hash: Option<&PodUid>) {
-        match hash {
-            Some(hash) => drop(self.0.insert(uid.clone(), hash.clone())),
-            None => drop(self.0.remove(uid)),
+    /// Sets the hash of a pod of the node; `None` where it is not a static pod, or is gone. Returns whether that changes anything.
+    pub(super) fn set(&mut self, uid: &PodUid, hash: Option<&PodUid>) -> bool {
+        if self.0.of.get(uid) == hash {
+            return false;
         }
+        let Hashes { of, pods } = Arc::make_mut(&mut self.0);
+        if let Some(before) = of.remove(uid)
+            && let Some(others) = pods.get_mut(&before)
+        {
+            others.remove(uid);
+            if others.is_empty() {
+                pods.remove(&before);
+            }
+        }
+        if let Some(hash) = hash {
+            of.insert(uid.clone(), hash.clone());
+            pods.entry(hash.clone()).or_default().insert(uid.clone());
+        }
+        true
     }
 
     /// Whether the node has no static pod.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.of.is_empty()
     }
 
     /// The names that reports may use for a pod: its UID and its hash. If a report has no process under these names, no
     /// process of the pod runs, even if two pods have the same hash or a pod has the hash of another pod.
     pub(super) fn names<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
-        std::iter::once(uid).chain(self.0.get(uid))
+        std::iter::once(uid).chain(self.0.of.get(uid))
     }
 
     /// The name by which the agent knows a pod.
     pub(super) fn name<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
-        self.0.get(uid).unwrap_or(uid)
+        self.0.of.get(uid).unwrap_or(uid)
+    }
+
+    /// The pods with this hash.
+    pub(super) fn hashed<'a>(&'a self, hash: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
+        self.0.pods.get(hash).into_iter().flatten()
     }
 
     /// The pods that a name in a report may stand for.
     pub(super) fn meant<'a>(&'a self, name: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
-        let hashed = self.0.iter().filter(move |(_, hash)| *hash == name);
-        std::iter::once(name).chain(hashed.map(|(uid, _)| uid))
+        std::iter::once(name).chain(self.hashed(name))
     }
 
     /// The other pods of the node with the hash of this one.
     pub(super) fn siblings<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
-        let own = self.0.get(uid);
-        self.0.iter().filter(move |(other, hash)| Some(*hash) == own && *other != uid).map(|(other, _)| other)
+        let own = self.0.of.get(uid).into_iter();
+        own.flat_map(move |hash| self.hashed(hash)).filter(move |other| *other != uid)
     }
 }
 

@@ -268,6 +268,37 @@ fn where_the_agent_refuses_all_pods_without_a_claim_a_new_one_closes_nothing() {
     assert_eq!(closed(&cluster), why);
 }
 
+/// A user may let thousands of such pods name a node, look like static pods, and change them again and again.
+#[test]
+fn pods_without_a_claim_that_only_name_a_node_cost_no_new_verdicts_about_it() {
+    let mut cluster = cluster(1, 1);
+    let hash = PodUid::parse(&"a".repeat(32)).unwrap();
+    let shows = |cluster: &mut ClusterState, n| {
+        let pod = slice(n, 1000);
+        let shown = bound(&pod, &name(0), PodClaim::None);
+        cluster.pod_is(&pod.uid, Some(&BoundPod { hash: Some(hash.clone()), ..shown }));
+    };
+    let version = |cluster: &ClusterState| cluster.node(&name(0)).unwrap().version().numbers();
+    refusing(&mut cluster, &[(&hash, PodStage::Waiting, 0)]);
+    (2..20).for_each(|n| shows(&mut cluster, n));
+    let before = version(&cluster);
+    (2..20).for_each(|n| shows(&mut cluster, n));
+    assert_eq!((version(&cluster), closed(&cluster)), (before, None));
+    // The agent knows the pods by their common hash, or one by its UID.
+    let because = |n| Some(ClosedReason::UnknownClaim(slice(n, 1).uid));
+    refusing(&mut cluster, &[(&slice(7, 1).uid, PodStage::Started, 0)]);
+    assert_eq!(closed(&cluster), because(7));
+    refusing(&mut cluster, &[(&hash, PodStage::Allocated, 0)]);
+    assert_eq!(closed(&cluster), because(2));
+    cluster.pod_gone(&slice(2, 1).uid);
+    assert_eq!(closed(&cluster), because(3));
+    refusing(&mut cluster, &[]);
+    assert_eq!(closed(&cluster), None);
+    // The agent shares its GPUs with such pods.
+    serving(&mut cluster, &[]);
+    assert_eq!(closed(&cluster), because(3));
+}
+
 #[test]
 fn an_agent_that_leaves_is_told_which_pods_have_not_asked_yet() {
     let mut cluster = cluster(1, 1);
