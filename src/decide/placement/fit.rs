@@ -15,6 +15,9 @@ use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use model::unit::{Bytes, CorePercent};
 use std::sync::Arc;
 
+/// A pod with more containers that request GPUs is first tried with the largest of them. Hardly any pod has more.
+const FEW: usize = 4;
+
 /// What the containers placed so far take of one device.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
@@ -29,7 +32,8 @@ struct Taken {
 /// Places a pod on a node.
 ///
 /// # Errors
-/// [`NodeRefusal`] for the first container that finds too few GPUs.
+/// [`NodeRefusal`] for the first container that finds too few GPUs; for a pod of many containers, for the largest if that finds too
+/// few.
 pub fn place(
     request: &PlacementRequest,
     node: &PlacementNode,
@@ -47,6 +51,7 @@ pub fn place(
         barred: all_barred(&node.devices, &request.selection),
         taken: vec![Taken::default(); node.devices.len()],
     };
+    attempt.largest_containers()?;
     let containers: Result<Vec<Vec<DeviceShare>>, NodeRefusal> =
         request.requests.iter().map(|container| attempt.container(container)).collect();
     let claim = Claim(containers?);
@@ -113,6 +118,26 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
+    /// Whether those of many containers fit that request most of a GPU, each without the others. If one does not, the others need not
+    /// be placed: otherwise a pod whose last container fits nowhere would make a filter call as many times as expensive as it has
+    /// containers.
+    fn largest_containers(&mut self) -> Result<(), NodeRefusal> {
+        let (request, node) = (self.request, self.node);
+        let asking = || request.requests.iter().filter(|container| container.slots > 0);
+        let Some(device) = node.devices.first().filter(|_| asking().nth(FEW).is_some()) else { return Ok(()) };
+        let memory = |container: &&ContainerRequest| requested(container, device.capacity).0;
+        let cores = |container: &&ContainerRequest| container.cores.map_or(0, |cores| cores.0);
+        let slots = |container: &&ContainerRequest| container.slots;
+        let largest = [asking().max_by_key(memory), asking().max_by_key(cores), asking().max_by_key(slots)];
+        for container in largest.into_iter().flatten() {
+            let found = self.found;
+            self.container(container)?;
+            self.taken.fill(Taken::default());
+            self.found = found;
+        }
+        Ok(())
+    }
+
     /// The device shares of the next container.
     fn container(&mut self, container: &ContainerRequest) -> Result<Vec<DeviceShare>, NodeRefusal> {
         let count = usize::try_from(container.slots).unwrap_or(usize::MAX);

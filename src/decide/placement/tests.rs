@@ -173,6 +173,34 @@ fn a_refusal_that_no_ending_pod_changes_is_lasting() {
     assert!(placed(&app(2, 80 * 1024 + 1, 0), &node(gpus)).unwrap_err().is_lasting());
 }
 
+/// Otherwise one pod with very many containers would make a filter call for thousands of nodes take seconds.
+#[test]
+fn many_containers_are_not_placed_where_the_largest_of_them_finds_no_gpu() {
+    let mut gpus: Vec<PlacementDevice> = (0..2).map(gpu).collect();
+    gpus[0].claimed = taken(20, 60, 1);
+    gpus[1].claimed = taken(20, 60, 1);
+    let with = |last| {
+        // The first one only waits for SM time that is claimed now.
+        let mut containers = vec![container(ContainerRole::Init, 1, 1000, 50)];
+        containers.extend((0..4).map(|_| container(ContainerRole::Init, 1, 1000, 1)));
+        containers.push(last);
+        pod(1, containers)
+    };
+    for (last, is_lasting) in [
+        (container(ContainerRole::App, 1, 1 << 20, 1), true),
+        (container(ContainerRole::App, 1, 1000, 101), true),
+        (container(ContainerRole::App, 3, 1000, 1), true),
+        (container(ContainerRole::App, 2, 1000, 1), false),
+    ] {
+        let why = placed(&with(last.clone()), &node(gpus.clone())).unwrap_err();
+        assert_eq!(why.is_lasting(), is_lasting, "{last:?}: {why}");
+    }
+    // The largest ones take nothing away from the others.
+    let beside = (0..8).map(|_| container(ContainerRole::App, 1, 15 * 1024, 10)).collect();
+    let claim = placed(&pod(1, beside), &node(gpus)).unwrap().claim;
+    assert_eq!(claim.shares().count(), 8);
+}
+
 #[test]
 fn policies_order_the_gpus() {
     let mut gpus: Vec<PlacementDevice> = (0..4).map(gpu).collect();
