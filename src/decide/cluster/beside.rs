@@ -7,12 +7,14 @@ use super::filter::gpu_pod;
 use super::names::ByName;
 use super::node::NodeClaims;
 use super::state::ClusterState;
-use super::survey::{STEP, StateAccess};
+use super::survey::StateAccess;
 use super::verdicts::{Judged, Verdict};
 use crate::placement::{NodeRefusal, Placement, PlacementNode, RefusalReason};
 use model::id::NodeName;
 use model::placement::PlacementRequest;
-use std::collections::BTreeSet;
+
+/// Number of nodes that are judged in one step: beside nominated pods each takes up to 80 us, because the node is copied.
+const JUDGED: usize = 8;
 
 impl ClusterState {
     /// The devices of a node as this pod may use them; `None` if they are those of the node as it is.
@@ -45,18 +47,26 @@ impl ClusterState {
     }
 }
 
-/// The verdicts about the nodes that have less room for this pod than their claims leave. They replace the kept verdicts, which
-/// are the same for all pods with the same request.
-pub(super) fn verdicts(state: &impl StateAccess, request: &PlacementRequest) -> ByName<Verdict> {
-    let mut verdicts = ByName::default();
-    let names: BTreeSet<NodeName> = state.with(|state| {
+/// The verdicts about those of the nodes that have less room for this pod than their claims leave. They replace the kept verdicts,
+/// which are the same for all pods with the same request. `fitting` are the nodes of the call that fit by their claims: there is never
+/// more room on one that does not.
+pub(super) fn verdicts<'a>(
+    state: &impl StateAccess,
+    request: &PlacementRequest,
+    fitting: impl Iterator<Item = &'a str>,
+) -> ByName<Verdict> {
+    let names: ByName<()> = state.with(|state| {
         let nominated = state.nominated_nodes(request).cloned();
-        state.gang_nodes(request).into_iter().chain(nominated).collect()
+        state.gang_nodes(request).into_iter().chain(nominated).map(|name| (name, ())).collect()
     });
-    let names: Vec<NodeName> = names.into_iter().collect();
-    for names in names.chunks(STEP) {
+    let mut verdicts = ByName::default();
+    if names.is_empty() {
+        return verdicts;
+    }
+    let names: Vec<&NodeName> = fitting.filter_map(|name| names.get_key_value(name)).map(|(name, ())| name).collect();
+    for names in names.chunks(JUDGED) {
         state.with(|state| {
-            for name in names {
+            for name in names.iter().copied() {
                 let unknown = || Err(NodeRefusal::whole(RefusalReason::NodeUnregistered));
                 let judged = |node| state.judge_for(request, node).map(|(judged, _)| judged);
                 verdicts.insert(name.clone(), state.nodes.get(name).map_or_else(unknown, judged));

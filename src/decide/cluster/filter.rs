@@ -117,7 +117,8 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
         ControlFlow::Break(verdict) => return verdict,
     };
     let verdicts = survey.verdicts(state, &request, nodes);
-    let own = if for_itself { beside::verdicts(state, &request) } else { ByName::default() };
+    let fitting = nodes.iter().zip(verdicts.iter()).filter(|(_, verdict)| verdict.is_ok()).map(|(name, _)| *name);
+    let own = if for_itself { beside::verdicts(state, &request, fitting) } else { ByName::default() };
     let verdict = ranked((&verdicts, &own), nodes, scoring, answered);
     let best = verdict.proposed.and_then(|place| nodes.get(place)).copied();
     let scores = named_scores(&verdict, nodes);

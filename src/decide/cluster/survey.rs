@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// Number of nodes that are judged in one step for a pod of one container, which takes about 0.2 ms. The first call of a new kind
 /// judges all nodes.
-pub(super) const STEP: usize = 256;
+const STEP: usize = 256;
 
 /// Gives access to the state for one step. Between the steps other callers use it.
 pub trait StateAccess {

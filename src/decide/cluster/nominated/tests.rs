@@ -163,6 +163,20 @@ fn only_what_the_pod_requests_is_kept_and_on_gpus_that_are_free() {
     assert!(fits(&mut cluster, &whole(5, 0), 1));
 }
 
+/// To judge a node beside nominated pods takes copies of it, and a user may have many pods nominated to nodes that stay full.
+#[test]
+fn a_node_that_does_not_fit_by_its_claims_is_not_judged_beside_nominated_pods() {
+    let mut cluster = cluster(1, 2);
+    holds(&mut cluster, 0, 0);
+    cluster.is_nominated(&whole(9, 100), &name(0), second(0));
+    let mut two = whole(5, 0);
+    two.requests[0].slots = 2;
+    let verdict = cluster.filter(two, names(1), second(1));
+    // The second GPU is kept, and counts as free in this verdict.
+    assert_eq!(verdict.refused[0].why.to_string(), "AllocatedCardsInsufficientRequest, CardInsufficientMemory");
+    assert_eq!(fit(&mut cluster, &whole(6, 0), 1), [0_usize; 0], "a node that fits is judged beside them");
+}
+
 #[test]
 fn room_that_is_not_there_yet_is_kept_too() {
     let (mut cluster, urgent) = (full(), whole(9, 100));
