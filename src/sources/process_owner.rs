@@ -11,11 +11,13 @@
 //! `/ecs/<task>/<id>`). Such a process belongs to the pod around it if one of its ancestors is in that pod: a process of the
 //! host has no ancestor in a pod. The name of its cgroup alone proves nothing.
 //!
+//! A node may have more containers than the walk keeps. A process in a container that it does not keep belongs to the pod.
+//!
 //! What must never happen here: a process is assigned to the container of another process that had the same PID before
 //! or after it.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
-use crate::cgroup::members::members;
+use crate::cgroup::members::members_with;
 use crate::cgroup::walk::{CgroupWalk, FoundCgroup};
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::host_file::host_stat;
@@ -281,9 +283,10 @@ impl Members {
     /// Walks `cgroup.procs` of every pod and container.
     fn refresh(&mut self, reader: &mut KernelFileReader, tree: &[u8]) {
         let Members { walk, cgroups, owners, .. } = self;
-        let left_out = walk.find(reader, true, |FoundCgroup { path, kind }| {
-            let fits = cgroups.len() < MAX_CGROUPS;
+        let left_out = walk.find(reader, true, |one| {
+            let fits = one.has_place(cgroups.len());
             if fits {
+                let FoundCgroup { path, kind } = one;
                 cgroups.push(Arc::new(CgroupIdentity { path, kind }));
             }
             fits
@@ -291,19 +294,22 @@ impl Members {
         owners.clear();
         let mut complete = left_out == 0;
         let mut pids = Vec::new();
-        cgroups.retain(|identity| match members(reader, tree, &identity.path, &mut pids) {
-            // Processes without a PID in this namespace are left out: no caller looks them up by a PID.
-            Ok(_) => {
-                owners.extend(pids.iter().map(|pid| (*pid, Arc::clone(identity))));
-                true
-            }
-            Err(ProcError::File(ReadFailure::NotFound | ReadFailure::Gone)) => {
-                walk.forget(&identity.path);
-                false
-            }
-            Err(_) => {
-                complete = false;
-                true
+        cgroups.retain(|identity| {
+            let listed = members_with(reader, (tree, &identity.path), |child| !walk.knows(child), &mut pids);
+            match listed {
+                // Processes without a PID in this namespace are left out: no caller looks them up by a PID.
+                Ok(_) => {
+                    owners.extend(pids.iter().map(|pid| (*pid, Arc::clone(identity))));
+                    true
+                }
+                Err(ProcError::File(ReadFailure::NotFound | ReadFailure::Gone)) => {
+                    walk.forget(&identity.path);
+                    false
+                }
+                Err(_) => {
+                    complete = false;
+                    true
+                }
             }
         });
         self.complete = complete;

@@ -8,7 +8,7 @@ use wire::cgroup_path::{CgroupPlace, place};
 
 /// Maximum number of processes of one cgroup that are listed: the kernel's default limit of PIDs.
 pub const MAX_MEMBERS: usize = 32_768;
-/// Maximum number of cgroups nested in one container that are read: systemd in a container makes about fifty.
+/// Maximum number of cgroups nested in one pod or container that are read: systemd in a container makes about fifty.
 const MAX_NESTED: usize = 256;
 
 /// Empties `pids` and fills it with the processes in the cgroup at `path` below `tree`. Containers in a pod are left
@@ -19,8 +19,21 @@ const MAX_NESTED: usize = 256;
 /// [`ProcError`] when the cgroup's own list cannot be read. Lists of nested cgroups that cannot be read are skipped,
 /// because nested cgroups come and go.
 pub fn members(reader: &mut KernelFileReader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<u32, ProcError> {
+    members_with(reader, (tree, path), |_| false, pids)
+}
+
+/// Like [`members`]; the processes of those containers in the pod for which `counted` is true count as the pod's.
+///
+/// # Errors
+/// Like [`members`].
+pub fn members_with(
+    reader: &mut KernelFileReader,
+    (tree, path): (&[u8], &str),
+    counted: impl Fn(&str) -> bool,
+    pids: &mut Vec<u32>,
+) -> Result<u32, ProcError> {
     let directory = reader.directory(&[tree, path.as_bytes()])?;
-    members_in(reader, &directory, (tree, path, 0), pids)
+    list(reader, &directory, (tree, path, 0), counted, pids)
 }
 
 /// Like [`members`], with an open directory of the cgroup. `others` is the number of child cgroups that are tracked
@@ -34,19 +47,32 @@ pub fn members_in(
     (tree, path, others): (&[u8], &str, u64),
     pids: &mut Vec<u32>,
 ) -> Result<u32, ProcError> {
+    list(reader, directory, (tree, path, others), |_| false, pids)
+}
+
+fn list(
+    reader: &mut KernelFileReader,
+    directory: impl AsFd,
+    (tree, path, others): (&[u8], &str, u64),
+    counted: impl Fn(&str) -> bool,
+    pids: &mut Vec<u32>,
+) -> Result<u32, ProcError> {
+    let belongs = |child: &str| {
+        matches!(place(child), CgroupPlace::Inside { path: owner, .. } if owner == path) || counted(child)
+    };
     pids.clear();
     let mut hidden = add(reader.read_records_in(&directory, b"cgroup.procs")?, pids)?;
     if reader.directory_links_in(&directory, &[]).is_ok_and(|links| links.count == 2 + others) {
         return Ok(hidden); // nothing is nested, which is the usual case
     }
-    let mut nested = children(reader, tree, path, path);
+    let mut nested = children(reader, tree, path, &belongs);
     let mut at = 0;
     while let Some(child) = nested.get(at).cloned() {
         // A threaded cgroup refuses to list processes (EOPNOTSUPP); the domain cgroup above lists them.
         let text = reader.read(&[tree, child.as_bytes(), b"/cgroup.procs"]).map_err(ProcError::from);
         hidden += text.and_then(|text| add(text, pids)).unwrap_or(0);
         if nested.len() < MAX_NESTED {
-            nested.append(&mut children(reader, tree, &child, path));
+            nested.append(&mut children(reader, tree, &child, &belongs));
             nested.truncate(MAX_NESTED);
         }
         at += 1;
@@ -63,13 +89,13 @@ fn add(text: &[u8], pids: &mut Vec<u32>) -> Result<u32, ProcError> {
     Ok(hidden)
 }
 
-/// Cgroups in `parent` that belong to the cgroup at `owner`.
-fn children(reader: &mut KernelFileReader, tree: &[u8], parent: &str, owner: &str) -> Vec<String> {
+/// Cgroups in `parent` that `belongs` accepts.
+fn children(reader: &mut KernelFileReader, tree: &[u8], parent: &str, belongs: &dyn Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     let _: Result<(), ReadFailure> = reader.subdirectories(&[tree, parent.as_bytes()], |name| {
         if let Ok(name) = std::str::from_utf8(name) {
             let child = format!("{parent}/{name}");
-            if found.len() < MAX_NESTED && matches!(place(&child), CgroupPlace::Inside { path, .. } if path == owner) {
+            if found.len() < MAX_NESTED && belongs(&child) {
                 found.push(child);
             }
         }

@@ -10,7 +10,7 @@ use crate::procfs::network::{NetworkNamespaces, NetworkReader, NetworkTotals};
 use crate::procfs::process;
 use crate::procfs::visibility::ProcVisibility;
 use crate::roots::{HostRoots, part};
-use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, MAX_CGROUPS, MAX_POD_CGROUPS, ProcessIo};
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ProcessIo};
 use model::unit::Count;
 use model::{Absence, Reading};
 use std::collections::BTreeMap;
@@ -102,15 +102,11 @@ impl CgroupTable {
         self.cgroups.is_empty()
     }
 
-    /// Finds new cgroups. Returns whether there were any. Some places are for pods alone, so that containers take none from them.
+    /// Finds new cgroups. Returns whether there were any.
     fn find(&mut self, full: bool) -> bool {
         let CgroupTable { kernel, walk, cgroups, found, turns, .. } = self;
         let left_out = walk.find(&mut kernel.reader, full, |one| {
-            let most = match one.kind {
-                CgroupKind::Pod { .. } => MAX_CGROUPS + MAX_POD_CGROUPS,
-                CgroupKind::Container { .. } => MAX_CGROUPS,
-            };
-            let fits = cgroups.len() + found.len() < most;
+            let fits = one.has_place(cgroups.len() + found.len());
             if fits {
                 found.push(one);
             }

@@ -7,14 +7,14 @@
 //! subdirectories stays the same; a thorough walk, which lists every directory, finds such a change.
 
 use crate::kernel_file::{DirectoryLinks, KernelFileReader, ReadFailure};
-use model::cgroup::CgroupKind;
+use model::cgroup::{CgroupKind, MAX_CGROUPS, MAX_POD_CGROUPS};
 use rustix::fd::OwnedFd;
 use std::collections::HashSet;
 use std::sync::Arc;
 use wire::cgroup_path::{CgroupPlace, place};
 
-/// Maximum number of directories that are watched for pods and containers: pods ([`model::cgroup::MAX_CGROUPS`] and
-/// [`model::cgroup::MAX_POD_CGROUPS`] at most) and thousands of directories of the host (a host has about a hundred services).
+/// Maximum number of directories that are watched for pods and containers: pods ([`MAX_CGROUPS`] and [`MAX_POD_CGROUPS`] at most)
+/// and thousands of directories of the host (a host has about a hundred services).
 const MAX_DIRECTORIES: usize = 16_384;
 /// Greatest depth that is followed: the deepest known (rootless Podman under systemd) is 7.
 const MAX_DEPTH: usize = 16;
@@ -57,6 +57,19 @@ struct Directory {
     above: Option<Arc<OwnedFd>>,
     /// This directory, held open for those in it.
     held: Option<Arc<OwnedFd>>,
+}
+
+impl FoundCgroup {
+    /// Whether a table that has so many pods and containers has a place for this one too. Some places are for pods alone, so that
+    /// containers take none from them.
+    #[must_use]
+    pub fn has_place(&self, taken: usize) -> bool {
+        let places = match self.kind {
+            CgroupKind::Pod { .. } => MAX_CGROUPS + MAX_POD_CGROUPS,
+            CgroupKind::Container { .. } => MAX_CGROUPS,
+        };
+        taken < places
+    }
 }
 
 impl Directory {
@@ -141,6 +154,12 @@ impl CgroupWalk {
         self.relist.clear();
         self.left_out = if thorough { left_out } else { self.left_out.max(left_out) };
         self.left_out
+    }
+
+    /// Whether the pod or container at `path` was found and kept, and has not been forgotten.
+    #[must_use]
+    pub fn knows(&self, path: &str) -> bool {
+        self.seen.contains(path)
     }
 
     /// Records that a pod or container is gone: its path may be found again, and its directory is listed again.

@@ -177,6 +177,33 @@ fn in_a_private_cgroup_namespace_owners_are_found_by_a_walk() {
     );
 }
 
+/// A user of the node starts so many containers that those of other pods have no place in the walk.
+#[test]
+fn in_a_private_cgroup_namespace_a_process_of_a_container_without_a_place_belongs_to_its_pod() {
+    let mut tree = Tree::new();
+    if let Ok(memory) = tempfile::tempdir_in("/dev/shm") {
+        tree.base = memory;
+    }
+    let at = tree.roots().cgroup;
+    tree.write("proc/self/mountinfo", format!("1 2 0:3 /../../.. {} rw - cgroup2 x rw\n", at.display()));
+    tree.write("cgroup/cgroup.controllers", "cpu\n");
+    for n in 0..MAX_CGROUPS {
+        tree.write(format!("cgroup/docker/{n:064x}/cgroup.procs"), "");
+    }
+    let pod = format!("/kubepods/burstable/pod{UID}");
+    tree.write(format!("cgroup{pod}/cgroup.procs"), "10\n");
+    tree.write(format!("cgroup{}/cgroup.procs", container(1)), "11\n");
+    tree.write(format!("cgroup{}/nested/cgroup.procs", container(1)), "12\n");
+    (10..13).for_each(|pid| tree.process(pid, 500, b"x", "0::/\n"));
+    let mut owners = ProcessOwnerReader::new(tree.roots());
+    for pid in 10..13 {
+        let Some(IdentifiedProcess { owner: ProcessOwner::Cgroup(identity), .. }) = owners.identify(pid) else {
+            panic!("{pid}")
+        };
+        assert_eq!(*identity.path, *pod, "{pid}");
+    }
+}
+
 #[test]
 fn in_a_private_cgroup_namespace_without_a_hierarchy_no_owner_is_known() {
     let tree = Tree::new();

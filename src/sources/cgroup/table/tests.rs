@@ -1,7 +1,7 @@
 //! Tests of the table over v1 and v2 trees in a temporary directory.
 
 use super::*;
-use model::cgroup::{CgroupSample, NetworkSample};
+use model::cgroup::{CgroupSample, MAX_CGROUPS, NetworkSample};
 use model::unit::{Bytes, Nanos};
 use std::fs;
 use std::path::Path;
