@@ -4,6 +4,7 @@
 //! ```text
 //!   pod list ──listed──▶ known: got no GPU, or these devices ──▶ without_gpus, gone ──▶ report to the extender
 //!   starts   ──starts──▶ starting, until the container appears ──▶ starting
+//!   files    ──recall──▶ what an earlier process gave to pods that the first list does not show
 //!   cgroups  ──seen────▶ forgets pods that are neither listed nor have a container
 //!   cgroups and list ──are_left_out──▶ pods that the list has no place for: got no GPU
 //! ```
@@ -20,6 +21,7 @@ use model::id::{GpuUuid, PodUid};
 use model::pod::PodList;
 use model::time::Monotonic;
 use model::view::{NodeView, PodView};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -57,6 +59,8 @@ pub struct GonePods {
     pods: BTreeMap<PodUid, KnownPod>,
     /// Pods of which a container is starting, with the time of the answer to its last start.
     starts: BTreeMap<PodUid, Monotonic>,
+    /// What an earlier process gave to pods, until a list shows which of them are gone.
+    recalled: BTreeMap<PodUid, BTreeSet<GpuUuid>>,
 }
 
 #[derive(Clone, Debug)]
@@ -76,6 +80,11 @@ impl KnownPod {
 }
 
 impl GonePods {
+    /// An earlier process of the agent gave containers of these pods these devices. The next list shows which of the pods are gone.
+    pub fn recall(&mut self, given: BTreeMap<PodUid, BTreeSet<GpuUuid>>) {
+        self.recalled = given;
+    }
+
     /// The newest list of the pods that have not ended. All others are gone.
     pub fn listed(&mut self, alive: impl IntoIterator<Item = ListedPod>, now: Monotonic) {
         let mut own: BTreeMap<PodUid, PodHolds> = BTreeMap::new();
@@ -101,6 +110,13 @@ impl GonePods {
         statics.retain(|uid, _| !self.pods.contains_key(uid) && !own.contains_key(uid));
         self.pods.extend(statics.into_iter().map(known(true)));
         self.pods.extend(own.into_iter().map(known(false)));
+        for (uid, devices) in std::mem::take(&mut self.recalled).into_iter().take(MOST) {
+            if let Entry::Vacant(place) = self.pods.entry(uid.clone()) {
+                place.insert(KnownPod::new(false, PodHolds::Devices(devices), Some(now)));
+                // The agent has just started: the first pass over the cgroups may not have ended yet.
+                self.starts.insert(uid, now);
+            }
+        }
         while self.pods.len() > MOST {
             // One without a container most likely holds nothing any more.
             let oldest = self.pods.iter().filter_map(|(uid, pod)| Some((pod.has_containers, pod.gone?, uid))).min();
@@ -144,8 +160,9 @@ impl GonePods {
         }
     }
 
-    /// A new view of the node. Forgets pods that are gone and have no container.
-    pub fn seen(&mut self, view: &NodeView) {
+    /// A new view of the node. Forgets pods that are gone and have no container. Returns whether the last container of such a pod
+    /// is gone since the view before.
+    pub fn seen(&mut self, view: &NodeView) -> bool {
         let now = view.now.monotonic;
         let shown: BTreeSet<&PodUid> =
             view.pods.iter().filter(|pod| shows_container(pod)).map(|pod| &pod.uid).collect();
@@ -155,10 +172,13 @@ impl GonePods {
             let appeared = now > *at && shown.contains(uid);
             now.since(*at) < APPEARS_WITHIN && !appeared
         });
+        let mut any_ended = false;
         self.pods.retain(|uid, pod| {
-            pod.has_containers = with_containers.contains(uid);
+            let had_containers = std::mem::replace(&mut pod.has_containers, with_containers.contains(uid));
+            any_ended |= pod.gone.is_some() && had_containers && !pod.has_containers;
             pod.has_containers || pod.gone.is_none_or(|gone| now.since(gone) < REMEMBERED)
         });
+        any_ended
     }
 
     /// The pods of which no container got a GPU, whether they are gone or not.
@@ -176,6 +196,16 @@ impl GonePods {
             PodHolds::Devices(_) | PodHolds::Nothing => None,
         };
         self.pods.iter().filter_map(|(uid, pod)| Some((uid.clone(), holds(pod)?))).collect()
+    }
+
+    /// The pods that are gone and of which a container may still have GPUs. The next process of the agent must know of them too.
+    #[must_use]
+    pub fn that_run_on(&self) -> BTreeSet<PodUid> {
+        let pods = self.pods.iter().filter(|(uid, pod)| {
+            let has_containers = pod.has_containers || self.starts.contains_key(*uid);
+            has_containers && pod.gone.is_some() && pod.holds != PodHolds::Nothing
+        });
+        pods.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// The pods of which a container is starting.
@@ -301,6 +331,28 @@ mod tests {
         assert_eq!(pods.starting(), BTreeSet::new());
         pods.listed([], second(16));
         assert_eq!(pods.gone().get(&uid(1)), Some(&BTreeSet::from([device])));
+    }
+
+    /// An earlier process of the agent gave all of them devices, and two are gone since.
+    #[test]
+    fn a_pod_that_is_gone_when_the_agent_starts_holds_its_devices_as_long_as_it_has_a_container() {
+        let held = |uuid: &str| BTreeSet::from([GpuUuid::parse(uuid).unwrap()]);
+        let mut pods = GonePods::default();
+        pods.recall(BTreeMap::from([1, 2, 3].map(|n| (uid(n), held("GPU-1")))));
+        pods.seen(&view(0, &[]));
+        pods.listed([listed(1, devices(&["GPU-2"]))], second(1));
+        assert_eq!(pods.gone(), BTreeMap::from([2, 3].map(|n| (uid(n), held("GPU-1")))));
+        // A pass over the cgroups that began early shows only one of the pods.
+        pods.seen(&view(2, &[2]));
+        assert_eq!(pods.that_run_on(), BTreeSet::from([uid(2), uid(3)]));
+        assert!(!pods.seen(&view(11, &[1, 2])));
+        assert_eq!(pods.that_run_on(), BTreeSet::from([uid(2)]), "the first one is not gone");
+        pods.seen(&view(1000, &[1, 2]));
+        assert_eq!(pods.gone(), BTreeMap::from([(uid(2), held("GPU-1"))]));
+        assert!(pods.seen(&view(1001, &[1])), "the last container is gone");
+        assert_eq!((pods.gone(), pods.that_run_on()), (BTreeMap::new(), BTreeSet::new()));
+        pods.listed([], second(1002));
+        assert_eq!(pods.gone(), BTreeMap::from([(uid(1), held("GPU-2"))]));
     }
 
     #[test]

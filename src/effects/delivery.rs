@@ -168,9 +168,14 @@ impl DeviceDelivery {
         limit: Bytes,
         pause: &mut dyn FnMut(),
     ) -> PodFileSize {
+        let folders = self.containers(pod).chain(own.iter().map(|ticket| tickets.folder(ticket)));
+        pod_files::measure(folders, limit, pause)
+    }
+
+    /// The folders of the containers of a pod.
+    fn containers(&self, pod: &PodUid) -> impl Iterator<Item = PathBuf> {
         let containers = fs::read_dir(self.pods.join(pod.as_str())).into_iter().flatten().flatten();
-        let folders = containers.take(MAX_CONTAINERS).map(|entry| entry.path());
-        pod_files::measure(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit, pause)
+        containers.take(MAX_CONTAINERS).map(|entry| entry.path())
     }
 
     /// Checks that no other spec has the device: a runtime refuses a device that is in two files of the folder, and
@@ -225,6 +230,14 @@ impl DeviceDelivery {
         }
         self.sweep_versions();
         removed
+    }
+
+    /// Moves the folders that containers of these pods can write to into the trash, and leaves their limits files. The pods are
+    /// gone, so nobody counts what their containers write. Returns the number of folders.
+    pub fn strip(&self, pods: &BTreeSet<PodUid>) -> usize {
+        let containers = pods.iter().flat_map(|pod| self.containers(pod));
+        let writable = containers.flat_map(|container| limiter::WRITABLE.map(|name| container.join(name)));
+        writable.filter(|folder| folder.is_dir() && self.trash.take(folder).is_ok()).count()
     }
 
     /// Removes versions of the limiter that no container uses. A folder in the trash still uses its version.
@@ -473,6 +486,25 @@ mod tests {
         assert_eq!(names(&folder.path().join("cdi")), left);
         let pods = BTreeSet::from([uid(1).to_string(), "lost+found".to_owned()]);
         assert_eq!(names(&folder.path().join("state/pods")), pods);
+    }
+
+    /// The pod was deleted by force, and its container runs on.
+    #[test]
+    fn of_a_pod_that_runs_on_only_the_folders_that_it_can_write_to_are_moved() {
+        let folder = tempfile::tempdir().unwrap();
+        let (state, source) = (folder.path().join("state"), folder.path().join("libvgpu.so"));
+        fs::write(&source, b"\x7fELF").unwrap();
+        let limiter = LimiterLibrary::keep(&state, &source).unwrap();
+        let delivery = delivery(folder.path()).with(NodeEdits { limiter: Some(limiter), ..node_edits() });
+        delivery.deliver(&Ticket::of_random([1; 16]), &container_limits(1, "main")).unwrap();
+        let own = state.join(limits::PODS).join(uid(1).as_str()).join("main");
+        let exist = || ["vgpu", "lock", "limits.json"].map(|name| own.join(name).exists());
+        assert_eq!(exist(), [true; 3]);
+        let pods = BTreeSet::from([uid(1), uid(2)]);
+        assert_eq!((delivery.strip(&pods), exist()), (2, [false, false, true]));
+        assert_eq!((delivery.strip(&pods), delivery.trash().is_empty()), (0, false));
+        assert_eq!(delivery.sweep(&pods, &BTreeSet::new()), (0, 1));
+        assert_eq!(exist(), [false, false, true]);
     }
 
     /// 20,000 nested folders, which a container may make: they would overflow the stack of a recursive removal.

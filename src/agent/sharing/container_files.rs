@@ -9,14 +9,14 @@ use crate::event_log::{PodEvent, log_pod_event};
 use decide::allocator::{BoundContainer, NodeAllocator};
 use effects::delivery::{DeliveryError, DeviceDelivery, NodeEdits, StartedPodsFile, TicketFolders};
 use effects::plugin::{CallRefused, OneAtDisk};
-use model::id::{PodRef, PodUid, Ticket};
+use model::id::{GpuUuid, PodRef, PodUid, Ticket};
 use model::limits::ContainerLimits;
 use model::observation::ErrorCounter;
 use model::plugin::PodFiles;
 use model::unit::Bytes;
 use sources::report::Reporter;
 use sources::state_dir;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,14 +105,25 @@ impl ContainerFiles {
         }
     }
 
-    /// Gives the allocator the claims, limits and tickets that the previous agent issued.
-    pub(super) fn recall(&mut self, allocator: &mut NodeAllocator, state_dir: &Path) {
+    /// Gives the allocator the claims, limits and tickets that the previous agent issued. Returns the devices that it gave to pods.
+    pub(super) fn recall(
+        &mut self,
+        allocator: &mut NodeAllocator,
+        state_dir: &Path,
+    ) -> BTreeMap<PodUid, BTreeSet<GpuUuid>> {
         let started = state_dir::started_pods(state_dir);
         let pods = started.pods.clone();
         self.starts.continues(started);
-        allocator.recall_limits(state_dir::container_limits(state_dir, &pods));
+        let limits = state_dir::container_limits(state_dir, &pods);
+        let mut given: BTreeMap<PodUid, BTreeSet<GpuUuid>> = BTreeMap::new();
+        for one in &limits {
+            let devices = one.devices.iter().map(|device| device.uuid.clone());
+            given.entry(one.holder.pod.clone()).or_default().extend(devices);
+        }
+        allocator.recall_limits(limits);
         allocator.recall(pods);
         allocator.recall_tickets(state_dir::issued_tickets(state_dir));
+        given
     }
 
     /// Waits for the next event.
@@ -198,19 +209,19 @@ impl ContainerFiles {
         self.counter.limit
     }
 
-    /// Notes on disk which pods have started and not ended.
+    /// Notes on disk which pods have started and not ended, and which are gone while their containers run on.
     pub(super) fn keep_started(&mut self, pods: &BTreeSet<PodUid>) {
         if let Err(error) = block_in_place(|| self.starts.keep_only(pods)) {
             tracing::debug!(%error, "cannot remove pods that are gone from the file of started pods");
         }
     }
 
-    /// Moves the files of all pods except `uids`, and of all tickets except `tickets`, into the trash. If `kept` is
-    /// known, also moves the folders of all tickets except `kept`. Starts the emptier. Returns the tickets whose
-    /// folders are gone.
+    /// Moves the files of all pods except those that are `listed` or `run_on`, and of all tickets except `tickets`, into the
+    /// trash. Of pods that run on and are not listed, only what they can write to is moved. If `kept` is known, also moves the
+    /// folders of all tickets except `kept`. Starts the emptier. Returns the tickets whose folders are gone.
     pub(super) async fn sweep(
         &mut self,
-        uids: BTreeSet<PodUid>,
+        (listed, run_on): (BTreeSet<PodUid>, BTreeSet<PodUid>),
         tickets: BTreeSet<Ticket>,
         kept: Option<BTreeSet<Ticket>>,
     ) -> Vec<Ticket> {
@@ -218,7 +229,9 @@ impl ContainerFiles {
         let sweep = move || {
             let trash = delivery.trash();
             let gone = kept.map(|kept: BTreeSet<Ticket>| folders.sweep(&kept, trash)).unwrap_or_default();
-            (delivery.sweep(&uids, &tickets), gone, (trash.is_empty(), trash.not_taken()))
+            let stripped = delivery.strip(&(&run_on - &listed));
+            let (pods, specs) = delivery.sweep(&(&listed | &run_on), &tickets);
+            ((pods + stripped, specs), gone, (trash.is_empty(), trash.not_taken()))
         };
         let Ok(((pods, specs), gone, (is_empty, not_taken))) = spawn_blocking(sweep).await else { return Vec::new() };
         if not_taken > 0 {

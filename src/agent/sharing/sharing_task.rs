@@ -92,7 +92,8 @@ impl Sharing {
     /// previous agent may issue tickets until its last moment.
     pub(super) fn recall_all(&mut self) {
         let state_dir = self.cdi.state_dir();
-        self.files.recall(&mut self.allocator, state_dir);
+        let given = self.files.recall(&mut self.allocator, state_dir);
+        self.gone.recall(given);
         self.tickets.recall(&mut self.allocator, state_dir);
     }
 
@@ -189,6 +190,10 @@ impl Sharing {
             FilesEvent::Delivered(delivered) => self.handle_delivered(delivered),
             FilesEvent::Counted(files) => self.handle_counted(files),
             FilesEvent::SweepDue => {
+                // Before this, a pod of a new list looks as if it had never started, and its note would be removed.
+                if self.pods.has_new() {
+                    self.handle_pods().await;
+                }
                 let listed = self.sweep().await;
                 self.files.has_swept(listed);
             }
@@ -338,7 +343,9 @@ impl Sharing {
         let without_gpu = self.status.gpus_are(&view, &self.allocator);
         self.counts.without_gpu(without_gpu);
         self.status.over_uses(&view, self.pods.latest().as_deref());
-        self.gone.seen(&view);
+        if self.gone.seen(&view) {
+            self.files.sweep_soon();
+        }
         if let Some(pods) = self.pods.latest() {
             self.gone.are_left_out(&view, &pods, !self.allocator.may_share());
             self.holders.foreign_pods().for_each(|uid| self.gone.holds_others(uid));
@@ -491,16 +498,18 @@ impl Sharing {
         if !self.holders.is_whole() {
             return true;
         }
-        let uids: BTreeSet<PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid().clone()).collect();
+        let listed: BTreeSet<PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid().clone()).collect();
         // The kubelet removes a pod's entries only when it needs their ids, long after the pod itself is gone.
-        let here = |row: &&CheckpointEntry| uids.contains(&row.holder.pod);
+        let here = |row: &&CheckpointEntry| listed.contains(&row.holder.pod);
         let tickets: BTreeSet<Ticket> = rows.iter().filter(here).filter_map(|row| row.ticket.clone()).collect();
         // The agent's pod watch may lag behind the kubelet's, so the holder of a recent ticket may not be known yet.
         let kept = self.tickets.young().map(|young| young.union(&tickets).cloned().collect());
         // A finished pod stays at the API server for a while, but never starts again.
         let runs = |uid: &&PodUid| self.allocator.gpu_pod(uid).is_some_and(|pod| !pod.finished);
-        self.files.keep_started(&uids.iter().filter(runs).cloned().collect());
-        let gone = self.files.sweep(uids, tickets, kept).await;
+        // After a forced deletion, the containers of a pod keep its devices, also across a restart of the agent.
+        let run_on = self.gone.that_run_on();
+        self.files.keep_started(&listed.iter().filter(runs).chain(&run_on).cloned().collect());
+        let gone = self.files.sweep((listed, run_on), tickets, kept).await;
         self.allocator.forget_tickets(&gone);
         true
     }
