@@ -13,7 +13,7 @@
 //! The newest version is that of the last event, or that of the list if there was no event. After a failure the
 //! follower waits before the next request. A new list follows an answer 400, 404, 410, 422 or 504, an answer that is too
 //! large or cannot be read, and a watch that was quiet for too long. It also follows if an eighth of the places becomes free
-//! while objects that may hold devices are left out.
+//! while objects that may hold devices are left out, but the more seldom the more often that happens (`room_pace`).
 
 use crate::absence::Absences;
 use crate::chance;
@@ -23,6 +23,7 @@ use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
 use crate::kind::Followed;
 use crate::page_size::PageSize;
 use crate::read_objects::ReadObjects;
+use crate::room_pace::RoomPace;
 use crate::store::{Answer, Delta, EventOutcome, GoneEvidence, Listed, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +39,6 @@ const LASTS: Duration = Duration::from_secs(150);
 const QUIET: Duration = Duration::from_secs(75);
 /// Changes within this time are reported together: fifty pods that start at once cause one report.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// Shortest time between the begin of a watch and a new list because there is room again for objects that are left out.
-const LISTED_APART: Duration = Duration::from_secs(5);
 /// A watch counts as working once it has lasted this long or has sent an event.
 const WORKS: Duration = Duration::from_secs(2);
 /// Maximum number of changes that wait for a report: more than a large cluster causes in 20 ms. Each takes two
@@ -105,6 +104,8 @@ pub struct Follower<K: Followed, L> {
     /// The last check got no answer, and this is logged.
     unanswered: bool,
     position: Position,
+    /// How soon a list may follow because there is room again.
+    room: RoomPace,
     listener: L,
     unreported: Unreported,
     /// Notified when a new list is wanted.
@@ -163,6 +164,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             checks: JoinSet::new(),
             unanswered: false,
             position: Position::default(),
+            room: RoomPace::default(),
             listener,
             unreported: Unreported::default(),
             relist: Arc::default(),
@@ -262,6 +264,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         self.listener.listed(begun);
         let (read_ms, took_ms) = (read.as_millis(), begun.elapsed().as_millis());
         tracing::debug!(kind = K::NAME, objects = count, read_ms, took_ms, "a list was read and taken over");
+        self.room.listed(begun.elapsed(), Instant::now());
         self.position.seen = Some(version.clone());
         Ok(version)
     }
@@ -357,7 +360,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                     Ok(Ok(Some(piece))) => {
                         heard = Instant::now();
                         works |= self.take_piece(&mut stream, piece.as_ref(), answer)?;
-                        if begun.elapsed() >= LISTED_APART && self.store.has_room_again() {
+                        if self.store.has_room_again() && self.room.allows(heard) {
                             // No event would bring them back.
                             self.position.seen = self.position.version.take().or(self.position.seen.take());
                             tracing::debug!(kind = K::NAME, "a new list is read: there is room for objects that are left out");

@@ -5,7 +5,7 @@ use crate::error::ApiError;
 use crate::follow::{FollowListener, Follower};
 use crate::kind::{AllNodes, AllPods, Followed, PodsOfNode};
 use crate::store::{Delta, GoneEvidence, Store};
-use lab::api_server::{ApiServerFault, FakeApiServer, pod};
+use lab::api_server::{ApiServerFault, FakeApiServer, ReceivedRequest, pod};
 use model::id::{NodeName, PodUid};
 use model::pod::{LabelKeys, MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod};
 use serde_json::json;
@@ -348,26 +348,54 @@ async fn of_too_many_pods_that_request_gpus_those_that_the_kubelet_has_begun_wit
     assert_eq!((innocents.count(), pods.held), (100, 100 + MAX_UNPROVEN_PODS));
 }
 
+/// A user's pods that name their node and request GPUs, of which some are deleted and some are new again and again.
 #[tokio::test]
-async fn pods_that_are_left_out_are_listed_again_once_an_eighth_of_the_places_is_free() {
-    const LEFT_OUT: usize = 4;
+async fn pods_that_are_left_out_are_listed_again_once_an_eighth_of_the_places_is_free_but_ever_more_seldom() {
     const FREE: usize = MAX_UNPROVEN_PODS / 8;
+    const ALL: usize = MAX_UNPROVEN_PODS + FREE;
     let server = FakeApiServer::start();
     let name = |number: usize| format!("p{number:05}");
-    for number in 0..MAX_UNPROVEN_PODS + LEFT_OUT {
+    let put = |number: usize, text: usize| {
         let mut asking = pod(NODE, "ml", &name(number), &format!("dddddddd-0000-4000-8000-{number:012}"), &[]);
         let limits = json!({ "nvidia.com/gpu": "1" });
+        asking["metadata"]["annotations"] = json!({ "hami.io/x": text.to_string() });
         asking["spec"]["containers"] = json!([{ "name": "main", "resources": { "limits": limits } }]);
         asking["status"] = json!({ "phase": "Pending" });
         server.put("pods", asking);
-    }
+    };
+    let lists = || {
+        let is_list = |request: &&ReceivedRequest| request.path == "/api/v1/pods" && !request.is_watch();
+        server.requests().iter().filter(is_list).count()
+    };
+    (0..ALL).for_each(|number| put(number, 0));
     let mut pods = Running::start(&server, pods_of_node()).await;
     pods.next().await;
-    assert_eq!(pods.held, MAX_UNPROVEN_PODS);
-    // The shortest time between two such lists.
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!((pods.held, lists()), (MAX_UNPROVEN_PODS, 1));
     (0..FREE).for_each(|number| server.remove("pods", "ml", &name(number)));
-    while pods.held != MAX_UNPROVEN_PODS - FREE + LEFT_OUT {
+    while pods.held != MAX_UNPROVEN_PODS - FREE {
         pods.next().await;
     }
+    // The follower looks for room whenever the server sends something.
+    let mut text = 0;
+    let mut change = async || {
+        text += 1;
+        assert!(text < 1000, "no list within 100 seconds");
+        put(2 * FREE, text);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    while lists() < 2 {
+        change().await;
+    }
+    let since = Instant::now();
+    while pods.held != MAX_UNPROVEN_PODS {
+        pods.next().await;
+    }
+    (ALL..ALL + FREE).for_each(|number| put(number, 0));
+    (FREE..2 * FREE).for_each(|number| server.remove("pods", "ml", &name(number)));
+    // Longer than the first pause, and shorter than the second one on a machine that is not too busy.
+    for _ in 0..60 {
+        change().await;
+    }
+    let (lists, late) = (lists(), since.elapsed() > Duration::from_secs(9));
+    assert!(lists == 2 || late, "{lists} lists");
 }

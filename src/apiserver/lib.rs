@@ -9,7 +9,7 @@
 //!   lease               the Lease of a leader election ─────────────────┤
 //!   kept_object         one Secret or ConfigMap ────────────────────────┤
 //!   port_forward        a connection to a port of a pod ────────────────┤
-//!   kind absence by_importance store page_size read_objects follow
+//!   kind absence by_importance store page_size read_objects room_pace follow
 //!                        list, then watch ──▶ changes, for a listener ◀────────┘
 //!   resource            the kinds of objects, and their paths at the API server
 //!   chance              random numbers for pauses
@@ -37,6 +37,7 @@ mod absence;
 mod by_importance;
 mod page_size;
 mod read_objects;
+mod room_pace;
 pub mod store;
 pub mod follow;
 #[cfg(test)]
