@@ -128,7 +128,7 @@ impl GonePods {
     /// The pods in the view that the list has no place for. Those that request no GPU hold none. Those that request some and have no
     /// claim hold none where the agent `refuses` such pods. What is known of a pod already stays.
     pub fn are_left_out(&mut self, view: &NodeView, list: &PodList, refuses: bool) {
-        let unproven: &[PodUid] = if refuses { &*list.left_out_unproven } else { &[] };
+        let unproven: &[PodUid] = if refuses { &list.left_out_unproven } else { &[] };
         let is_left_out =
             |uid: &PodUid| [&*list.left_out_plain, unproven].iter().any(|uids| uids.binary_search(uid).is_ok());
         for pod in view.pods.iter().filter(|pod| is_left_out(&pod.uid)) {

@@ -122,7 +122,7 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
     let pods = reader.steward_pods(options.namespace.as_deref(), None).await;
     let nodes = NodesSeen::look(cluster, place, &pods.clone().map(extenders)).await;
     bundle.add("nodes.json", &print::report(&nodes.report(true, now), Output::Json));
-    bundle.take("pods.json", pods.as_ref().map_err(Clone::clone).and_then(|pods| document(pods)));
+    bundle.take("pods.json", pods.as_ref().map_err(Clone::clone).and_then(document));
     if let Some(pod) = &options.pod {
         let report = pod::look((pod, &options.scheduler), cluster, place, pods.clone().map(extenders)).await;
         bundle.add("pod.json", &print::report(&report, Output::Json));

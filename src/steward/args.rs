@@ -25,7 +25,7 @@ pub(crate) enum Command {
     /// Watch a node in the terminal.
     Top(top::Settings),
     /// Find out what is wrong.
-    Doctor(doctor::DoctorCommand),
+    Doctor(Box<doctor::DoctorCommand>),
     /// Run as the child process that finds symbols for the agent's profiles.
     Symbolize,
     /// Run the extender.
@@ -114,7 +114,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
         }
         Some(("extender", sub)) => Ok(Command::Extender(raw(sub))),
         Some(("top", sub)) => Ok(Command::Top(top::Settings::read(sub))),
-        Some((doctor::NAME, sub)) => doctor::read(sub).map(Command::Doctor),
+        Some((doctor::NAME, sub)) => doctor::read(sub).map(|command| Command::Doctor(Box::new(command))),
         Some((pprof::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);

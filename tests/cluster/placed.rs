@@ -96,9 +96,10 @@ impl Placed {
         let patch = json!({ "spec": { "template": { "spec": pod } } }).to_string();
         let _ = placed.admin.run(&["patch", DAEMONSET, "-n", NAMESPACE, "--patch", &patch]).ok();
         placed.rolled_out(DAEMONSET);
+        let slots = (10 * gpus).to_string();
         eventually("the GPUs of the node", SETTLED, || {
             let nodes = placed.admin.get(&["nodes"]);
-            (nodes["items"][0]["status"]["allocatable"][COUNT] == (10 * gpus).to_string()).then_some(())
+            (nodes["items"][0]["status"]["allocatable"][COUNT] == json!(slots)).then_some(())
         });
         eventually("a stream of the agent", SETTLED, || (placed.streams() == Some(1)).then_some(()));
         placed

@@ -15,6 +15,7 @@ use std::path::Path;
 const NUMBER: u32 = 0xf0cd;
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_containers_are_gone() {
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
     let uid = Pods::uid(NUMBER);
