@@ -13,6 +13,7 @@ use super::settings::RegisterFormat;
 use super::sharing::devices;
 use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::ApiServer;
+use decide::allocator::SharedDevice;
 use decide::announce::{AnnouncedState, AnnouncementWrite, Announcer, GpusGone, HandshakeRequest, next_read};
 use decide::labels::{self, Labelling};
 use decide::link_scores::link_scores;
@@ -66,14 +67,15 @@ impl Announcing {
         let mut cordon = Cordon::default();
         let work = async {
             loop {
-                let register = self.register();
-                let known = register.is_some();
-                let are_gone = gpus_gone.is(none_left(&self.view.borrow()), clock::monotonic());
+                let view = Arc::clone(&self.view.borrow_and_update());
+                let offered = known_devices(&view, &self.config, &self.split_counts);
+                let known = offered.is_some();
+                let are_gone = gpus_gone.is(none_left(&view), clock::monotonic());
                 if are_gone {
                     // A GPU that appears later is announced in the same way as after a start of the agent.
                     announce = Announcer::new(self.handshakes);
                 } else {
-                    announce.set_register(register);
+                    announce.set_register(offered.and_then(|devices| self.register(&view, devices)));
                 }
                 match self.node.read().await {
                     Ok(seen) => {
@@ -94,8 +96,9 @@ impl Announcing {
                 }
                 tokio::select! {
                     () = tokio::time::sleep(next_read(fraction())) => {}
-                    // After the start, announce the GPUs as soon as they are known: schedulers wait for this.
-                    Ok(_) = self.view.wait_for(answered), if !known => {}
+                    // After the start, announce the GPUs as soon as they are known: schedulers wait for this. A wait that ends while
+                    // they are not known would read the Node again and again without a pause.
+                    Ok(_) = self.view.wait_for(|view| known_devices(view, &self.config, &self.split_counts).is_some()), if !known => {}
                 }
             }
         };
@@ -153,7 +156,7 @@ impl Announcing {
     async fn label(&self, seen: &NodeObject, label_failed: &mut bool) {
         let desired = {
             let view = self.view.borrow();
-            let slots = |device: decide::allocator::SharedDevice| u32::from(device.slots);
+            let slots = |device: SharedDevice| u32::from(device.slots);
             let replicas = devices::of(&view, &self.config, &self.split_counts).into_iter().map(slots).max();
             wire::labels::of(&view, replicas.unwrap_or(1), |gpu| devices::offers(gpu, &self.config))
         };
@@ -203,19 +206,8 @@ impl Announcing {
         }
     }
 
-    /// The register annotation. `None` before the first answer about GPUs, because it is not known whether the node has GPUs,
-    /// and before this agent's plugin has slots.
-    fn register(&mut self) -> Option<Arc<str>> {
-        let view = Arc::clone(&self.view.borrow_and_update());
-        if !answered(&view) {
-            return None;
-        }
-        let offered = devices::of(&view, &self.config, &self.split_counts);
-        // Until this agent serves the kubelet, it does not know which GPUs other owners hold. The previous agent may know, so the
-        // register that it wrote must stay.
-        if view.plugin.as_ref().is_some_and(|plugin| plugin.slots.is_empty()) && !offered.is_empty() {
-            return None;
-        }
+    /// The register annotation.
+    fn register(&self, view: &NodeView, offered: Vec<SharedDevice>) -> Option<Arc<str>> {
         // Schedulers must not place pods on a GPU that another owner holds.
         let slots = view.plugin.iter().flat_map(|plugin| plugin.slots.iter());
         let taken: BTreeSet<&GpuUuid> = slots.filter(|slots| slots.taken).map(|slots| &slots.device).collect();
@@ -234,9 +226,17 @@ impl Announcing {
     }
 }
 
-/// Whether the node's GPUs are known, or were known before.
-fn answered(view: &Arc<NodeView>) -> bool {
-    matches!(view.gpu_source, GpuSourceState::Working { .. }) || !view.gpus.is_empty()
+/// The devices that the register names. `None` before the first answer about GPUs, because it is not known whether the node has GPUs,
+/// and before this agent's plugin has slots.
+fn known_devices(view: &NodeView, config: &DeviceConfig, split_counts: &[(String, u32)]) -> Option<Vec<SharedDevice>> {
+    if !matches!(view.gpu_source, GpuSourceState::Working { .. }) && view.gpus.is_empty() {
+        return None;
+    }
+    let offered = devices::of(view, config, split_counts);
+    // Until this agent serves the kubelet, it does not know which GPUs other owners hold. The previous agent may know, so the
+    // register that it wrote must stay.
+    let without_slots = view.plugin.as_ref().is_some_and(|plugin| plugin.slots.is_empty());
+    (!without_slots || offered.is_empty()).then_some(offered)
 }
 
 /// Whether the driver reports no GPU, or there is no driver and this agent has seen no GPU since its start.
@@ -280,7 +280,7 @@ impl Cordon {
     }
 }
 
-fn registered(device: decide::allocator::SharedDevice) -> RegisteredGpu {
+fn registered(device: SharedDevice) -> RegisteredGpu {
     RegisteredGpu {
         uuid: device.device,
         index: device.index,

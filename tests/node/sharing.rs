@@ -36,8 +36,13 @@ fn node_requests(server: &FakeApiServer) -> usize {
 fn no_slot_is_offered_before_it_is_known_whether_there_is_cdi() {
     let server = FakeApiServer::start();
     let (recipe, kubelet) = recipe(&server);
-    let agent = recipe.start();
+    let (agent, started) = (recipe.start(), Instant::now());
     eventually("ten requests for the Node", SOON, || (node_requests(&server) >= 10).then_some(()));
+    assert!(
+        started.elapsed() >= Duration::from_secs(3),
+        "the Node is read without a pause: {}",
+        node_requests(&server)
+    );
     assert!(!kubelet.is_offered(), "{}", agent.log());
     let why = "there is no node n1 at";
     let ready = agent.get("/readyz");
