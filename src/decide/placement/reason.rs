@@ -68,13 +68,13 @@ impl RefusalReason {
         RefusalReason::PodPlacedElsewhere,
     ];
 
-    /// The code, without [`UNFIT`].
+    /// The code, without `UNFIT`.
     #[must_use]
     pub fn code(self) -> &'static str {
         self.text().trim_start_matches(UNFIT)
     }
 
-    /// The code as answers, events and logs write it: HAMi's code where HAMi has one, after [`UNFIT`] if the node is not for this
+    /// The code as answers, events and logs write it: HAMi's code where HAMi has one, after `UNFIT` if the node is not for this
     /// pod, whatever is free there.
     #[must_use]
     pub fn text(self) -> &'static str {
