@@ -19,6 +19,9 @@ const WITHIN: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(1);
 /// Pause between two later requests; the runtime's answer has about 4 KiB.
 const LATER: Duration = Duration::from_secs(15);
+/// Later requests to the runtime for one request for the versions: five minutes. A runtime that does not say its version to the
+/// agent may have been upgraded, and its version decides which CDI specs it reads.
+const REPORTS_PER_VERSIONS: u32 = 20;
 
 /// Finds out whether containers get their devices by CDI.
 #[derive(Debug)]
@@ -40,12 +43,13 @@ impl CdiFinder {
     }
 
     /// Asks the runtime until the agent ends, because the runtime may restart with another configuration. Asks for the
-    /// versions while they are unknown, and while CDI does not work, because an upgrade may enable it.
+    /// versions while they are unknown, and while CDI does not work, because an upgrade may enable it; else every five minutes.
     pub(crate) async fn run(self, known: watch::Sender<NodeCdi>) {
-        let mut has_versions = false;
+        let mut until_versions = 0_u32;
         loop {
             let works = known.borrow().finding().is_some_and(|finding| finding.works());
-            let versions = async { if has_versions && works { None } else { Some(self.versions().await) } };
+            until_versions = until_versions.saturating_sub(1);
+            let versions = async { if until_versions > 0 && works { None } else { Some(self.versions().await) } };
             let (versions, report) = tokio::join!(versions, self.report());
             if let Ok(Some((runtime, on))) = &report {
                 known.send_if_modified(|cdi| cdi.runtime_reports(runtime, *on));
@@ -54,7 +58,7 @@ impl CdiFinder {
                 None => {}
                 Some(Ok(NodeVersions { kubelet, runtime })) => {
                     known.send_if_modified(|cdi| cdi.versions_are(&kubelet, &runtime));
-                    has_versions = true;
+                    until_versions = REPORTS_PER_VERSIONS;
                 }
                 Some(Err(why)) if known.borrow().finding().is_none() => self.undecided(&why.to_string(), &report),
                 Some(Err(why)) => tracing::debug!("the versions of kubelet and runtime are not known: {why}"),
