@@ -40,6 +40,8 @@ const MAX_LOGS: usize = 24;
 const LOG: (u32, u32) = (5000, 1 << 20);
 /// Namespaces whose events are read.
 const MAX_NAMESPACES: usize = 8;
+/// Events of one namespace that are kept, the newest ones: a few hundred KiB.
+const MAX_EVENTS: usize = 500;
 
 /// What goes into the bundle, besides the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,32 +121,42 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
             );
         }
     };
-    let pods = reader.steward_pods(options.namespace.as_deref(), None).await;
-    let nodes = NodesSeen::look(cluster, place, &pods.clone().map(extenders)).await;
+    let namespace = options.namespace.as_deref();
+    // Two lists: in a large cluster the agents alone are more than one list has.
+    let extenders = reader.steward_pods(namespace, "extender").await;
+    let nodes = NodesSeen::look(cluster, place, &extenders).await;
     bundle.add("nodes.json", &print::report(&nodes.report(true, now), Output::Json));
-    bundle.take("pods.json", pods.as_ref().map_err(Clone::clone).and_then(document));
+    let agents = reader.steward_pods(namespace, "agent").await;
+    let pods = pods(&mut bundle, [("extender", &extenders), ("agents", &agents)]);
+    bundle.take("pods.json", document(&pods));
     if let Some(pod) = &options.pod {
-        let report = pod::look((pod, &options.scheduler), cluster, place, pods.clone().map(extenders)).await;
+        let report = pod::look((pod, &options.scheduler), cluster, place, extenders.clone()).await;
         bundle.add("pod.json", &print::report(&report, Output::Json));
     }
-    take_leader(&mut bundle, options, Leader::find(place, Ok(reader), &pods.clone().map(extenders)).await).await;
-    if let Ok(pods) = &pods {
-        if u32::try_from(pods.len()).is_ok_and(|pods| pods >= MAX_LISTED) {
-            bundle.missing.push(format!("pods.json: pods of gpu-steward beyond the first {MAX_LISTED}"));
-        }
-        take_events(&mut bundle, reader, pods).await;
-        take_logs(&mut bundle, reader, pods).await;
-    }
+    take_leader(&mut bundle, options, Leader::find(place, Ok(reader), &extenders).await).await;
+    take_events(&mut bundle, reader, &pods).await;
+    take_logs(&mut bundle, reader, &pods).await;
     finish(bundle, options, about)
 }
 
-fn extenders(pods: Vec<DescribedPod>) -> Vec<DescribedPod> {
-    pods.into_iter().filter(is_extender).collect()
-}
-
-/// The extender has a container of its own name.
-fn is_extender(pod: &DescribedPod) -> bool {
-    pod.containers.iter().any(|container| container.name == "extender")
+/// The pods of these lists; in each list those that are not ready come first.
+fn pods<'a>(bundle: &mut Bundle, lists: [(&str, &'a Seen<Vec<DescribedPod>>); 2]) -> Vec<&'a DescribedPod> {
+    let mut all = Vec::new();
+    for (whose, list) in lists {
+        let mut pods: Vec<&DescribedPod> = match list {
+            Ok(pods) => pods.iter().collect(),
+            Err(blind) => {
+                bundle.missing.push(format!("pods.json: {blind}"));
+                continue;
+            }
+        };
+        if u32::try_from(pods.len()).is_ok_and(|pods| pods >= MAX_LISTED) {
+            bundle.missing.push(format!("pods.json: pods of the {whose} beyond the first {MAX_LISTED}"));
+        }
+        pods.sort_by_key(|pod| pod.ready);
+        all.append(&mut pods);
+    }
+    all
 }
 
 fn document(content: &impl Serialize) -> Seen<String> {
@@ -167,21 +179,30 @@ async fn take_leader(bundle: &mut Bundle, options: &BundleOptions, leader: Seen<
 }
 
 /// The events of the namespaces of gpu-steward, and those about Nodes, which are in `default`.
-async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[DescribedPod]) {
+async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&DescribedPod]) {
     let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).chain(["default"]).collect();
     for namespace in namespaces.into_iter().take(MAX_NAMESPACES) {
-        let events = cluster.events(namespace, None).await.and_then(|events| document(&events));
-        bundle.take(&format!("events/{}.json", file_name(namespace)), events);
+        let name = format!("events/{}.json", file_name(namespace));
+        let events = cluster.events(namespace, None).await.and_then(|mut found| {
+            let read = found.events.len();
+            found.events.truncate(MAX_EVENTS);
+            if read > MAX_EVENTS {
+                bundle.missing.push(format!("{name}: {} older events", read - MAX_EVENTS));
+            }
+            if !found.more.is_empty() {
+                bundle.missing.push(format!("{name}: events after the first {read} by name, of which some may be newer"));
+            }
+            document(&found.events)
+        });
+        bundle.take(&name, events);
     }
 }
 
-async fn take_logs(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[DescribedPod]) {
-    let mut pods: Vec<&DescribedPod> = pods.iter().collect();
-    pods.sort_by_key(|pod| (!is_extender(pod), pod.ready));
+async fn take_logs(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&DescribedPod]) {
     if pods.len() > MAX_LOGS {
         bundle.missing.push(format!("logs/: those of {} pods more than {MAX_LOGS}", pods.len() - MAX_LOGS));
     }
-    for pod in pods.into_iter().take(MAX_LOGS) {
+    for pod in pods.iter().take(MAX_LOGS) {
         let place = pod.reference();
         for container in &pod.containers {
             let name = format!("logs/{}-{}.log", file_name(&pod.name), file_name(&container.name));

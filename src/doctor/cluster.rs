@@ -12,7 +12,7 @@ use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 use tokio::time::timeout;
-use wire::described_event::{self, DescribedEvent};
+use wire::described_event::{self, DescribedEvent, DescribedEvents};
 use wire::described_node::{self, DescribedNode};
 use wire::described_pod::{self, DescribedPod};
 use wire::timestamp;
@@ -21,8 +21,11 @@ use wire::timestamp;
 const WITHIN: Duration = Duration::from_secs(30);
 /// Nodes of one page: whole Nodes take 10 to 40 KiB each, most of it for their images, and a page has at most 16 MiB.
 const PAGE: u32 = 250;
-/// Objects of a list that needs no pages: events of one pod, pods of the extender.
+/// Pods of a component that are read, and events of one page.
 pub(crate) const MAX_LISTED: u32 = 500;
+/// Pages of events that are read. The API server keeps events for an hour; 10,000 in one namespace are more than an hour of a
+/// large cluster.
+const MAX_EVENT_PAGES: usize = 20;
 /// The labels that the chart gives to each of its pods.
 const LABELS: &str = "app.kubernetes.io/name=gpu-steward";
 
@@ -92,16 +95,9 @@ impl ClusterReader {
         timeout(WITHIN, read).await.unwrap_or_else(|_| Err(slow(what)))
     }
 
-    /// The pods of the extender, or with `component` `agent` those of the agents; in one namespace or in all.
-    pub(crate) async fn steward_pods(
-        &self,
-        namespace: Option<&str>,
-        component: Option<&str>,
-    ) -> Seen<Vec<DescribedPod>> {
-        let labels = match component {
-            Some(component) => format!("{LABELS},app.kubernetes.io/component={component}"),
-            None => LABELS.to_owned(),
-        };
+    /// The first [`MAX_LISTED`] pods of a component, `extender` or `agent`; in one namespace or in all.
+    pub(crate) async fn steward_pods(&self, namespace: Option<&str>, component: &str) -> Seen<Vec<DescribedPod>> {
+        let labels = format!("{LABELS},app.kubernetes.io/component={component}");
         let selection = ApiSelection {
             namespace: namespace.map(str::to_owned),
             labels: Some(labels.clone()),
@@ -114,19 +110,34 @@ impl ClusterReader {
 
     /// The events about the object of this UID, the newest first.
     pub(crate) async fn events_about(&self, namespace: &str, uid: &str) -> Seen<Vec<DescribedEvent>> {
-        self.events(namespace, Some(format!("involvedObject.uid={uid}"))).await
+        Ok(self.events(namespace, Some(format!("involvedObject.uid={uid}"))).await?.events)
     }
 
-    /// The events of a namespace, the newest first.
-    pub(crate) async fn events(&self, namespace: &str, fields: Option<String>) -> Seen<Vec<DescribedEvent>> {
+    /// The events of a namespace, the newest first. Where there are more than [`MAX_EVENT_PAGES`], `more` is not empty.
+    pub(crate) async fn events(&self, namespace: &str, fields: Option<String>) -> Seen<DescribedEvents> {
         let what = format!("the events in the namespace {namespace}");
         let selection = ApiSelection {
             namespace: Some(namespace.to_owned()),
             fields,
             ..ApiSelection::all(ApiResource::Events, ObjectForm::Whole)
         };
-        let json = within(&what, self.client.list(&selection, &ReadAge::Newest, Some(MAX_LISTED))).await?;
-        decoded(&what, described_event::decode_list(&json))
+        let read = async {
+            let (mut all, mut age) = (DescribedEvents::default(), ReadAge::Newest);
+            for _ in 0..MAX_EVENT_PAGES {
+                let page = self.client.list(&selection, &age, Some(MAX_LISTED)).await;
+                let page = page.map_err(|why| Blind::new(&*what, why))?;
+                let page = decoded(&what, described_event::decode_list(&page))?;
+                all.events.extend(page.events);
+                all.more = page.more;
+                if all.more.is_empty() {
+                    break;
+                }
+                age = ReadAge::Continued(all.more.clone());
+            }
+            all.events.sort_by_key(|event| std::cmp::Reverse(event.at));
+            Ok::<_, Blind>(all)
+        };
+        timeout(WITHIN, read).await.unwrap_or_else(|_| Err(slow(&what)))
     }
 }
 

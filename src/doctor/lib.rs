@@ -93,7 +93,7 @@ struct Opened {
 async fn open(access: &ClusterAccess) -> Opened {
     let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;
     let extenders = match &cluster {
-        Ok(cluster) => cluster.steward_pods(access.namespace.as_deref(), Some("extender")).await,
+        Ok(cluster) => cluster.steward_pods(access.namespace.as_deref(), "extender").await,
         Err(blind) => Err(blind.clone()),
     };
     Opened { cluster, extenders }

@@ -30,6 +30,15 @@ pub struct DescribedEvent {
     pub about: String,
 }
 
+/// One page of a list of events.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DescribedEvents {
+    /// The events of this page, the newest first. The API server orders pages by name, not by time.
+    pub events: Vec<DescribedEvent>,
+    /// The `continue` token for the next page; empty on the last page.
+    pub more: String,
+}
+
 fn time<S: Serializer>(at: &Option<WallTime>, serializer: S) -> Result<S::Ok, S::Error> {
     at.map(timestamp::to_rfc3339).serialize(serializer)
 }
@@ -37,7 +46,15 @@ fn time<S: Serializer>(at: &Option<WallTime>, serializer: S) -> Result<S::Ok, S:
 #[derive(Deserialize)]
 struct List {
     #[serde(default)]
+    metadata: OrNull<ListMetadata>,
+    #[serde(default)]
     items: OrNull<Vec<Object>>,
+}
+
+#[derive(Default, Deserialize)]
+struct ListMetadata {
+    #[serde(default, rename = "continue")]
+    more: OrNull<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -114,15 +131,15 @@ impl From<Object> for DescribedEvent {
     }
 }
 
-/// Reads a list of events, the newest first.
+/// Reads a page of a list of events.
 ///
 /// # Errors
 /// [`DecodeError`] where the text is not a list of events.
-pub fn decode_list(json: &[u8]) -> Result<Vec<DescribedEvent>, DecodeError> {
+pub fn decode_list(json: &[u8]) -> Result<DescribedEvents, DecodeError> {
     let list: List = serde_json::from_slice(json).map_err(|error| DecodeError::json("list of events", json, &error))?;
     let mut events: Vec<DescribedEvent> = list.items.0.into_iter().map(DescribedEvent::from).collect();
     events.sort_by_key(|event| std::cmp::Reverse(event.at));
-    Ok(events)
+    Ok(DescribedEvents { events, more: list.metadata.0.more.0 })
 }
 
 /// The text, cut where it is too long.
@@ -141,7 +158,7 @@ mod tests {
 
     #[test]
     fn both_forms_of_an_event_are_read_and_the_newest_comes_first() {
-        let list = json!({ "items": [
+        let list = json!({ "metadata": { "continue": "next" }, "items": [
             {
                 "reason": "FilteringFailed", "message": "no node fits", "type": "Warning", "count": 3, "firstTimestamp": null,
                 "lastTimestamp": "2026-11-21T10:00:00Z", "eventTime": null, "source": { "component": "hami-scheduler" },
@@ -154,7 +171,8 @@ mod tests {
             },
             {},
         ] });
-        let events = decode_list(list.to_string().as_bytes()).unwrap();
+        let DescribedEvents { events, more } = decode_list(list.to_string().as_bytes()).unwrap();
+        assert_eq!(more, "next");
         let shown = |event: &DescribedEvent| {
             let at = event.at.map(timestamp::to_rfc3339).unwrap_or_default();
             format!(

@@ -1,5 +1,7 @@
 //! `gpu-steward doctor` with a fake API server and a running extender, which is reached through a port forwarded into its pod.
 
+mod bundle;
+
 use crate::program::BINARY;
 use crate::streams::stream_client::{StreamClient, full};
 use crate::streams::stream_extender::{SOON, StreamExtender, agent_pod, agent_token, pod, trusted};
