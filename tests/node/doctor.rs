@@ -200,6 +200,23 @@ fn a_refused_pod_is_explained_with_the_leaders_reasons_and_live_use() {
     assert!(report["findings"][1]["what"].as_str().unwrap().contains("pods/portforward"), "{report:#}");
 }
 
+/// A StatefulSet makes its pod again under the same name.
+#[test]
+fn decisions_about_an_earlier_pod_of_the_same_name_say_nothing_about_this_one() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", (1, 10));
+    let extender = StreamExtender::led(&server);
+    extender_pod(&server, "gpu-extender-0", extender.address);
+    let mut again = pod(&server, 1, 90_000);
+    extender.filter(&again, &["n1"]);
+    assert_eq!(wrong(&json_of(&server, "pod ml/train-1").1), ["CardInsufficientMemory"]);
+    again["metadata"]["uid"] = "dddddddd-0000-4000-8000-000000000001".into();
+    again["spec"]["schedulerName"] = "another-scheduler".into();
+    server.put("pods", again);
+    let (code, report) = json_of(&server, "pod ml/train-1");
+    assert_eq!((code, wrong(&report)), (1, vec!["OtherScheduler"]), "{report:#}");
+}
+
 #[test]
 fn a_pod_that_is_not_there_is_wrong_and_text_of_the_cluster_does_not_reach_the_terminal() {
     let server = FakeApiServer::start();

@@ -80,7 +80,7 @@ pub(crate) struct PodFacts {
     pub(crate) extenders: Seen<Vec<DescribedPod>>,
     /// Whether the leader has answered: it runs, whatever is known of its pods.
     pub(crate) leader: Seen<String>,
-    /// The leader's decisions about it, the newest first.
+    /// The leader's decisions about the pod of this UID, the newest first.
     pub(crate) decisions: Seen<Vec<DecisionJson>>,
     /// What the leader believes of the nodes that refused it, with their devices.
     pub(crate) believed: Vec<BelievedNodeJson>,
@@ -109,7 +109,10 @@ impl PodFacts {
         };
         let mut leader = Leader::find(place, reader.clone(), &extenders).await;
         let decisions = match &mut leader {
-            Ok(leader) => leader.decisions(&pod.to_string()).await.map(|found| found.decisions),
+            Ok(leader) => {
+                let found = leader.decisions(&pod.to_string()).await;
+                found.map(|found| of_this_pod(found.decisions, seen.as_ref().ok()))
+            }
             Err(blind) => Err(blind.clone()),
         };
         let mut facts = PodFacts {
@@ -167,6 +170,14 @@ impl PodFacts {
         let second = |step: &Step| step.at.map(|at| at.0 / 1_000_000);
         events.chain(decisions).max_by_key(|step| (second(step), !step.refused.is_empty()))
     }
+}
+
+/// The decisions about this pod. The leader also remembers those about an earlier pod of the same name.
+fn of_this_pod(mut decisions: Vec<DecisionJson>, pod: Option<&PodSeen>) -> Vec<DecisionJson> {
+    if let Some(pod) = pod {
+        decisions.retain(|decision| decision.uid == pod.described.uid);
+    }
+    decisions
 }
 
 fn of_event(event: &DescribedEvent) -> Option<Step> {
