@@ -75,7 +75,10 @@ impl Row for Entry {
 struct Bundle {
     archive: Archive,
     entries: Vec<Entry>,
+    /// What could not be read.
     missing: Vec<String>,
+    /// What was left out because there is too much of it.
+    left_out: Vec<String>,
 }
 
 impl Bundle {
@@ -86,12 +89,12 @@ impl Bundle {
         let start = text.ceil_char_boundary(text.len().saturating_sub(room));
         let kept = text.get(start..).unwrap_or_default();
         if start > 0 {
-            self.missing.push(format!("{name}: its first {start} bytes, because the bundle is full"));
+            self.left_out.push(format!("{name}: its first {start} bytes, because the bundle is full"));
         }
         if self.archive.add(name, kept.as_bytes()) {
             self.entries.push(Entry { name: name.to_owned(), bytes: kept.len() });
         } else {
-            self.missing.push(format!("{name}: it does not fit"));
+            self.left_out.push(format!("{name}: it does not fit"));
         }
     }
 
@@ -108,7 +111,7 @@ impl Bundle {
 pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>, place: &LeaderPlace) -> Report<Entry> {
     let now = clock::now().wall;
     let archive = Archive::new(MAX_BYTES, Duration::from_micros(now.0));
-    let mut bundle = Bundle { archive, entries: Vec::new(), missing: Vec::new() };
+    let mut bundle = Bundle { archive, entries: Vec::new(), missing: Vec::new(), left_out: Vec::new() };
     let about = format!("bundle {}", options.file.display());
     let reader = match cluster {
         Ok(reader) => reader,
@@ -151,7 +154,7 @@ fn pods<'a>(bundle: &mut Bundle, lists: [(&str, &'a Seen<Vec<DescribedPod>>); 2]
             }
         };
         if u32::try_from(pods.len()).is_ok_and(|pods| pods >= MAX_LISTED) {
-            bundle.missing.push(format!("pods.json: pods of the {whose} beyond the first {MAX_LISTED}"));
+            bundle.left_out.push(format!("pods.json: pods of the {whose} beyond the first {MAX_LISTED}"));
         }
         pods.sort_by_key(|pod| pod.ready);
         all.append(&mut pods);
@@ -187,10 +190,11 @@ async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&Desc
             let read = found.events.len();
             found.events.truncate(MAX_EVENTS);
             if read > MAX_EVENTS {
-                bundle.missing.push(format!("{name}: {} older events", read - MAX_EVENTS));
+                bundle.left_out.push(format!("{name}: {} older events", read - MAX_EVENTS));
             }
             if !found.more.is_empty() {
-                bundle.missing.push(format!("{name}: events after the first {read} by name, of which some may be newer"));
+                let what = format!("{name}: events after the first {read} by name, of which some may be newer");
+                bundle.left_out.push(what);
             }
             document(&found.events)
         });
@@ -200,7 +204,7 @@ async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&Desc
 
 async fn take_logs(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&DescribedPod]) {
     if pods.len() > MAX_LOGS {
-        bundle.missing.push(format!("logs/: those of {} pods more than {MAX_LOGS}", pods.len() - MAX_LOGS));
+        bundle.left_out.push(format!("logs/: those of {} pods more than {MAX_LOGS}", pods.len() - MAX_LOGS));
     }
     for pod in pods.iter().take(MAX_LOGS) {
         let place = pod.reference();
@@ -226,8 +230,10 @@ fn finish(mut bundle: Bundle, options: &BundleOptions, about: String) -> Report<
     for Entry { name, bytes } in &bundle.entries {
         contents.push_str(&format!("{bytes:>10}  {name}\n"));
     }
-    for missing in &bundle.missing {
-        contents.push_str(&format!("   missing  {}\n", serve::terminal::plain(missing)));
+    for (word, lines) in [("missing", &bundle.missing), ("left out", &bundle.left_out)] {
+        for line in lines {
+            contents.push_str(&format!("{word:>10}  {}\n", serve::terminal::plain(line)));
+        }
     }
     contents.truncate(contents.floor_char_boundary(CONTENTS));
     bundle.archive.add("CONTENTS.txt", contents.as_bytes());
@@ -246,7 +252,10 @@ fn finish(mut bundle: Bundle, options: &BundleOptions, about: String) -> Report<
             .advise(["name a file that does not exist yet with --file"]),
     }];
     if !bundle.missing.is_empty() {
-        findings.push(Finding::note("Missing", "parts of the bundle are missing").because(bundle.missing));
+        findings.push(Finding::unknown("Missing", "parts of the bundle could not be read").because(bundle.missing));
+    }
+    if !bundle.left_out.is_empty() {
+        findings.push(Finding::note("LeftOut", "there is more than the bundle has").because(bundle.left_out));
     }
     Report::new("doctor bundle", about, findings, bundle.entries)
 }
@@ -263,7 +272,8 @@ mod tests {
     use super::*;
 
     fn bundle(most: usize) -> Bundle {
-        Bundle { archive: Archive::new(most, Duration::ZERO), entries: Vec::new(), missing: Vec::new() }
+        let archive = Archive::new(most, Duration::ZERO);
+        Bundle { archive, entries: Vec::new(), missing: Vec::new(), left_out: Vec::new() }
     }
 
     #[test]
@@ -274,7 +284,7 @@ mod tests {
         full.add("logs/b.log", "more\n");
         let kept = full.entries[0].bytes;
         assert!(kept < log.len() && kept > 4096, "{kept}");
-        assert!(full.missing[0].starts_with("logs/a.log: its first"), "{:?}", full.missing);
+        assert!(full.left_out[0].starts_with("logs/a.log: its first"), "{:?}", full.left_out);
         assert!(full.archive.finish().len() <= CONTENTS + 8192);
     }
 

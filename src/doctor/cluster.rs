@@ -1,6 +1,7 @@
 //! What the API server shows, with the rights of the caller.
 
 use crate::finding::{Blind, Seen};
+use apiserver::NotConnected;
 use apiserver::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use apiserver::error::ApiError;
 use apiserver::resource::ApiResource;
@@ -38,8 +39,17 @@ pub(crate) struct ClusterReader {
 impl ClusterReader {
     /// Finds the API server and the caller's credentials.
     pub(crate) async fn open(kubeconfig: Option<&Path>) -> Seen<ClusterReader> {
-        let connection = apiserver::connect(kubeconfig).await.map_err(|why| Blind::new("the API server", why))?;
-        Ok(ClusterReader { client: ApiClient::new(connection) })
+        ClusterReader::find(kubeconfig).await.unwrap_or_else(Err)
+    }
+
+    /// The same for a machine that needs no access to an API server: the outer error says that nothing names one.
+    pub(crate) async fn find(kubeconfig: Option<&Path>) -> Seen<Seen<ClusterReader>> {
+        let what = "the API server";
+        match apiserver::connect(kubeconfig).await {
+            Ok(connection) => Ok(Ok(ClusterReader { client: ApiClient::new(connection) })),
+            Err(why @ NotConnected::Nowhere { .. }) => Err(Blind::new(what, why)),
+            Err(why) => Ok(Err(Blind::new(what, why))),
+        }
     }
 
     /// A pod: its description, and the JSON of the whole object.

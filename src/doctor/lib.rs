@@ -74,8 +74,10 @@ async fn look(command: &DoctorCommand) -> (String, Exit) {
             shown(&pod::look((pod, scheduler), &cluster, &access.leader, extenders).await, *output)
         }
         Subject::Node(places) => {
-            let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;
-            shown(&node::report(&node::look(places, &cluster).await), *output)
+            let found = ClusterReader::find(access.kubeconfig.as_deref()).await;
+            let is_named = found.is_ok();
+            let facts = node::look(places, (&found.unwrap_or_else(Err), is_named)).await;
+            shown(&node::report(&facts), *output)
         }
         Subject::Bundle(options) => {
             let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;

@@ -70,9 +70,9 @@ impl NodesSeen {
     }
 }
 
-/// Without the leader the streams are not known. Everything else is.
+/// Without the leader the streams are not known, nor why it places nothing on a Node.
 fn no_leader(blind: &Blind) -> Finding {
-    Finding::note("LeaderNotSeen", format!("{blind}; the streams of agents are not known"))
+    Finding::unknown("LeaderNotSeen", format!("{blind}; the streams of agents are not known"))
         .advise([format!("to see what the leader believes: {LEADER_ADVICE}")])
 }
 

@@ -138,7 +138,7 @@ fn a_right_that_is_missing_is_named_and_the_rest_is_shown() {
     extender_pod(&server, "gpu-extender-0", extender.address);
     server.fault(ApiServerFault::RefusePath(403, "portforward"));
     let (code, text, _) = doctor(&server, "nodes");
-    assert_eq!(code, 0, "{text}");
+    assert_eq!(code, 2, "{text}");
     assert!(text.contains("LeaderNotSeen") && text.contains("allow this identity to get pods/portforward"), "{text}");
     let (code, text, _) = doctor(&server, &format!("nodes --extender http://{}", extender.address));
     assert!(code == 0 && !text.contains("LeaderNotSeen"), "an address needs no right: {text}");
@@ -155,7 +155,7 @@ fn a_port_of_a_pod_that_nobody_listens_on_is_reported_with_the_kubelets_reason()
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     extender_pod(&server, "gpu-extender-0", closed);
     let (code, text, _) = doctor(&server, "nodes");
-    assert!(code == 0 && text.contains("error forwarding port 9444 to pod"), "{code}: {text}");
+    assert!(code == 2 && text.contains("error forwarding port 9444 to pod"), "{code}: {text}");
 }
 
 #[test]

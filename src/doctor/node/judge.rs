@@ -1,7 +1,7 @@
 //! Judges a machine.
 
 use super::look::{CdiFolder, NodeFacts, Tried};
-use crate::finding::Finding;
+use crate::finding::{Finding, Verdict};
 use model::Absence;
 use sources::nvml::probe::{NvmlFailure, NvmlProbe};
 
@@ -207,7 +207,8 @@ fn clock(facts: &NodeFacts) -> Finding {
     let (there, here) = match &facts.clocks {
         Ok(clocks) => clocks,
         Err(blind) => {
-            return Finding::note("ClockNotCompared", format!("the clock was compared with no other one: {blind}"));
+            let what = format!("the clock was compared with no other one: {blind}");
+            return Finding::new(unseen(facts), "ClockNotCompared", what);
         }
     };
     let ahead = here.as_seconds() - there.as_seconds();
@@ -227,15 +228,21 @@ fn versions(facts: &NodeFacts) -> Finding {
             Finding::well("Versions", text)
         }
         Err(blind) => {
-            Finding::note("NodeNotSeen", format!("{text}; {blind}; its register was not compared with the driver"))
+            let what = format!("{text}; {blind}; its register was not compared with the driver");
+            Finding::new(unseen(facts), "NodeNotSeen", what)
         }
     }
+}
+
+/// How it counts that the API server did not show something.
+fn unseen(facts: &NodeFacts) -> Verdict {
+    if facts.has_cluster { Verdict::Unknown } else { Verdict::Note }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::{Blind, Verdict};
+    use crate::finding::Blind;
     use model::time::WallTime;
     use sources::nvml::probe::ProbedGpu;
     use wire::described_node::DescribedNode;
@@ -264,6 +271,7 @@ mod tests {
             user: 0,
             agent: Ok((200, "ready\nadmission policies: in force".into())),
             usage_socket: tried("/run/agent.sock", None),
+            has_cluster: true,
             node: Ok(DescribedNode::default()),
             clocks: Ok((WallTime(100_000_000), WallTime(101_000_000))),
         }
@@ -312,7 +320,7 @@ mod tests {
 
     #[test]
     fn each_part_of_a_machine_is_judged() {
-        use Verdict::{Note, Wrong};
+        use Verdict::{Note, Unknown, Wrong};
         let cases: [Case; 13] = [
             (|facts| facts.nvml.as_mut().unwrap().gpus.clear(), "NoGpu", Wrong),
             (|facts| facts.nvml.as_mut().unwrap().gpus.push(Err(failure(Absence::GpuLost))), "GpuFails", Wrong),
@@ -325,13 +333,16 @@ mod tests {
             (|facts| facts.agent = Ok((503, "no GPU is offered".into())), "AgentNotReady", Wrong),
             (|facts| facts.agent = Err("no agent".into()), "NoAgent", Wrong),
             (|facts| facts.clocks = Ok((WallTime(0), WallTime(31_000_000))), "ClockSkew", Wrong),
-            (|facts| facts.clocks = Err(Blind::new("the API server", "away")), "ClockNotCompared", Note),
-            (|facts| facts.node = Err(Blind::new("Node n1", "403")), "NodeNotSeen", Note),
+            (|facts| facts.clocks = Err(Blind::new("the API server", "away")), "ClockNotCompared", Unknown),
+            (|facts| facts.node = Err(Blind::new("Node n1", "403")), "NodeNotSeen", Unknown),
         ];
         for (change, code, verdict) in cases {
             let mut facts = facts();
             change(&mut facts);
             assert_eq!(bad(&facts), [(code, verdict)], "{code}");
         }
+        let none = Blind::new("the API server", "nothing names one");
+        let alone = NodeFacts { has_cluster: false, node: Err(none.clone()), clocks: Err(none), ..facts() };
+        assert_eq!(bad(&alone), [("ClockNotCompared", Note), ("NodeNotSeen", Note)]);
     }
 }

@@ -87,13 +87,15 @@ pub(crate) struct NodeFacts {
     /// What the agent that runs here says about itself at `/readyz`.
     pub(crate) agent: Result<(u16, String), String>,
     pub(crate) usage_socket: Tried,
+    /// Whether something names an API server. Without one, a machine is judged by itself.
+    pub(crate) has_cluster: bool,
     pub(crate) node: Seen<DescribedNode>,
     /// The time of the API server, and of this machine at that moment.
     pub(crate) clocks: Seen<(WallTime, WallTime)>,
 }
 
-/// Looks at everything.
-pub(crate) async fn look(places: &NodePlaces, cluster: &Seen<ClusterReader>) -> NodeFacts {
+/// Looks at everything. `has_cluster` says whether something names an API server.
+pub(crate) async fn look(places: &NodePlaces, (cluster, has_cluster): (&Seen<ClusterReader>, bool)) -> NodeFacts {
     let name = node_name(places);
     let (node, clocks) = match cluster {
         Ok(cluster) => {
@@ -130,6 +132,7 @@ pub(crate) async fn look(places: &NodePlaces, cluster: &Seen<ClusterReader>) -> 
         user: rustix::process::geteuid().as_raw(),
         agent: agent(places.agent).await,
         usage_socket: socket(places.usage_socket.clone()).await,
+        has_cluster,
         node,
         clocks,
     }

@@ -2,7 +2,7 @@
 
 use super::{doctor, extender_pod, node};
 use crate::streams::stream_extender::{StreamExtender, pod};
-use lab::api_server::FakeApiServer;
+use lab::api_server::{ApiServerFault, FakeApiServer};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -60,4 +60,17 @@ fn more_agents_and_events_than_one_list_has_hide_neither_the_leader_nor_the_newe
     for missing in ["pods of the agents beyond the first 500", "events/gpu.json: 101 older events"] {
         assert!(text.contains(missing), "{missing}: {text}");
     }
+}
+
+#[test]
+fn a_bundle_without_what_it_may_not_read_is_exit_code_2() {
+    let server = FakeApiServer::start();
+    agent_pod(&server, 0);
+    server.fault(ApiServerFault::RefusePath(403, "/log"));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.tar");
+    let (code, text, _) = doctor(&server, &format!("bundle --file {}", file.display()));
+    assert!(code == 2 && text.contains("logs/gpu-agent-0000-agent.log"), "{code}: {text}");
+    let contents = content(&file, "CONTENTS.txt");
+    assert!(contents.contains("   missing  logs/gpu-agent-0000-agent.log"), "{contents}");
 }
