@@ -162,7 +162,7 @@ fn nodes() -> Command {
 
 /// The flags with which `doctor node` finds things: name, placeholder, default and help. They have the names, defaults and environment
 /// variables of the agent's settings.
-const PLACES: [(&str, &str, &str, &str, &str); 10] = [
+const PLACES: [(&str, &str, &str, &str, &str); 12] = [
     (
         "node-name",
         "GPU_STEWARD_NODE_NAME",
@@ -186,10 +186,30 @@ const PLACES: [(&str, &str, &str, &str, &str); 10] = [
         "Directory where the host's cgroup hierarchies are mounted",
     ),
     ("sysfs-root", "GPU_STEWARD_SYSFS_ROOT", "DIR", "/sys", "Directory where the host's /sys is mounted"),
-    ("dev-root", "GPU_STEWARD_DEV_ROOT", "DIR", "/dev", "Directory of the device nodes"),
+    (
+        "dev-root",
+        "GPU_STEWARD_DEV_ROOT",
+        "DIR",
+        "/dev",
+        "Directory of the device nodes, as the container runtime sees it",
+    ),
+    (
+        "dev-root-mount",
+        "GPU_STEWARD_DEV_ROOT_MOUNT",
+        "DIR",
+        "auto",
+        "The same directory as the agent sees it; auto is the same path",
+    ),
     ("kubelet-root", "GPU_STEWARD_KUBELET_ROOT", "DIR", "/var/lib/kubelet", "kubelet's directory, with its sockets"),
     ("cdi-dir", "GPU_STEWARD_CDI_DIR", "DIR", "/var/run/cdi", "Directory where the container runtime reads CDI specs"),
     ("listen", "GPU_STEWARD_LISTEN", "ADDRESS", "0.0.0.0:9410", "Address of the agent on this node"),
+    (
+        "tls-cert",
+        "GPU_STEWARD_TLS_CERT",
+        "PATH",
+        "none",
+        "Certificate with which the agent serves HTTPS; it is then not asked whether it is ready",
+    ),
     ("usage-socket", "GPU_STEWARD_USAGE_SOCKET", "PATH", "/run/gpu-steward/agent.sock", "Usage socket of the agent"),
 ];
 
@@ -216,10 +236,10 @@ fn places(matches: &ArgMatches) -> Result<NodePlaces, clap::Error> {
     })?;
     // An agent that listens on every address is reached on loopback.
     let loopback = SocketAddr::from(([127, 0, 0, 1], agent.port()));
-    let cdi = PathBuf::from(text("cdi-dir"));
+    let own_cdi_dir = PathBuf::from(text("cdi-dir"));
     let mut cdi_dirs = vec![PathBuf::from("/etc/cdi"), PathBuf::from("/var/run/cdi")];
-    if !cdi_dirs.contains(&cdi) {
-        cdi_dirs = vec![cdi];
+    if !cdi_dirs.contains(&own_cdi_dir) {
+        cdi_dirs = vec![own_cdi_dir.clone()];
     }
     Ok(NodePlaces {
         node: known("node-name").or_else(|| std::env::var("NODE_NAME").ok()),
@@ -227,10 +247,12 @@ fn places(matches: &ArgMatches) -> Result<NodePlaces, clap::Error> {
         procfs: text("procfs-root").into(),
         cgroup: text("cgroup-root").into(),
         sysfs: text("sysfs-root").into(),
-        dev: text("dev-root").into(),
+        dev: known("dev-root-mount").unwrap_or_else(|| text("dev-root")).into(),
         kubelet: text("kubelet-root").into(),
         cdi_dirs,
+        own_cdi_dir,
         agent: if agent.ip().is_unspecified() { loopback } else { agent },
+        agent_has_tls: text("tls-cert") != "none",
         usage_socket: text("usage-socket").into(),
     })
 }
@@ -310,6 +332,19 @@ mod tests {
             let help = sub.render_long_help().to_string();
             assert!(help.contains("2  nothing was found to be wrong"), "{help}");
         }
+    }
+
+    #[test]
+    fn a_machine_is_looked_at_where_the_agent_looks() {
+        let places = |line: &str| match parsed(line).unwrap().subject {
+            Subject::Node(places) => places,
+            other => panic!("{other:?}"),
+        };
+        let mounted = places("doctor node --dev-root-mount /host/dev --tls-cert /tls/tls.crt --cdi-dir /etc/cdi");
+        assert_eq!((mounted.dev, mounted.own_cdi_dir), ("/host/dev".into(), "/etc/cdi".into()));
+        assert!(mounted.agent_has_tls && mounted.cdi_dirs.len() == 2);
+        let plain = places("doctor node --dev-root-mount auto --dev-root /d --tls-cert none --cdi-dir /c");
+        assert_eq!((plain.dev, plain.agent_has_tls, plain.cdi_dirs), ("/d".into(), false, vec![plain.own_cdi_dir]));
     }
 
     #[test]

@@ -160,12 +160,14 @@ fn cdi(folders: &[CdiFolder]) -> Option<Finding> {
         }
     };
     let evidence: Vec<String> = folders.iter().map(state).collect();
-    if folders.iter().any(|folder| folder.tried.outcome.is_ok()) {
+    // The agent writes into one folder alone, whatever it may do with the others.
+    if folders.iter().any(|folder| folder.is_agents && folder.tried.outcome.is_ok()) {
         return Some(
             Finding::well("CdiFolders", "specs can be written where the runtime reads them").because(evidence),
         );
     }
-    Some(Finding::wrong("CdiFolders", "no folder with CDI specs can be written").because(evidence).advise([
+    let what = "the folder in which the agent writes CDI specs cannot be written";
+    Some(Finding::wrong("CdiFolders", what).because(evidence).advise([
         "make /var/run/cdi, and mount it writable into the agent; containerd 1.7 also needs enable_cdi = true (docs/sharing.md)",
     ]))
 }
@@ -187,16 +189,27 @@ fn rights(facts: &NodeFacts) -> Finding {
     match facts.host_pids {
         Some(false) => Finding::note("Rights", format!("{what}; the processes of this machine are hidden (no hostPID)"))
             .advise(["set agent.hostPID: true in the chart, so that memory is attributed to pods; without it the check knows only sums"]),
-        _ => Finding::well("Rights", format!("{what}; the processes of this machine are seen")),
+        Some(true) => Finding::well("Rights", format!("{what}; the processes of this machine are seen")),
+        None => {
+            let what = format!("{what}; /proc does not show whether the processes of this machine are seen");
+            Finding::unknown("Rights", what).advise(["run it as the user of the agent, in the container of the agent"])
+        }
     }
 }
 
 fn agent(facts: &NodeFacts) -> Finding {
     match &facts.agent {
-        Ok((200, text)) => Finding::well("Agent", "the agent is ready").because(text.lines().skip(1).map(str::to_owned)),
-        Ok((status, text)) => Finding::wrong("AgentNotReady", format!("the agent answers {status} at /readyz"))
+        Ok(Some((200, text))) => Finding::well("Agent", "the agent is ready").because(text.lines().skip(1).map(str::to_owned)),
+        Ok(Some((status, text))) => Finding::wrong("AgentNotReady", format!("the agent answers {status} at /readyz"))
             .because(text.lines().map(str::to_owned))
             .advise(["change what the lines of /readyz name"]),
+        Ok(None) => {
+            let what = "the agent listens and serves HTTPS, so it was not asked whether it is ready";
+            Finding::unknown("AgentNotAsked", what).advise([
+                "see whether the kubelet finds the agent ready: kubectl get pods -A -o wide -l app.kubernetes.io/component=agent; or read its \
+                 /readyz: curl -k https://ADDRESS/readyz",
+            ])
+        }
         Err(why) => Finding::wrong("NoAgent", why.clone()).because(failures(std::slice::from_ref(&facts.usage_socket))).advise([
             "start the agent, or name its address with --listen: kubectl get pods -A -o wide -l app.kubernetes.io/component=agent",
         ]),
@@ -251,6 +264,14 @@ mod tests {
         Tried { path: path.into(), outcome: why.map_or(Ok(()), |why| Err(why.to_owned())) }
     }
 
+    fn cdi_folder(path: &str, why: Option<&str>) -> CdiFolder {
+        CdiFolder { tried: tried(path, why), is_agents: false, toolkit: 1, own: 0 }
+    }
+
+    fn agents_cdi_folder(why: Option<&str>) -> CdiFolder {
+        CdiFolder { is_agents: true, ..cdi_folder("/var/run/cdi", why) }
+    }
+
     /// A machine of which nothing is wrong.
     fn facts() -> NodeFacts {
         let gpu = ProbedGpu { uuid: "GPU-1".into(), name: "NVIDIA H100".into() };
@@ -264,12 +285,12 @@ mod tests {
             registered: Some(vec!["GPU-1".into()]),
             devices: vec![tried("/dev/nvidiactl", None)],
             sockets: vec![tried("/k/kubelet.sock", None)],
-            cdi: vec![CdiFolder { tried: tried("/var/run/cdi", None), toolkit: 1, own: 2 }],
+            cdi: vec![cdi_folder("/etc/cdi", None), agents_cdi_folder(None)],
             cgroups: Ok("v2".into()),
             private_cgroups: Some(false),
             host_pids: Some(true),
             user: 0,
-            agent: Ok((200, "ready\nadmission policies: in force".into())),
+            agent: Ok(Some((200, "ready\nadmission policies: in force".into()))),
             usage_socket: tried("/run/agent.sock", None),
             has_cluster: true,
             node: Ok(DescribedNode::default()),
@@ -321,16 +342,23 @@ mod tests {
     #[test]
     fn each_part_of_a_machine_is_judged() {
         use Verdict::{Note, Unknown, Wrong};
-        let cases: [Case; 13] = [
+        let cases: [Case; 16] = [
             (|facts| facts.nvml.as_mut().unwrap().gpus.clear(), "NoGpu", Wrong),
             (|facts| facts.nvml.as_mut().unwrap().gpus.push(Err(failure(Absence::GpuLost))), "GpuFails", Wrong),
             (|facts| facts.registered = Some(Vec::new()), "NodeUnregistered", Wrong),
             (|facts| facts.devices = vec![tried("/dev/nvidia-uvm", Some("No such file"))], "DeviceNodes", Wrong),
             (|facts| facts.sockets = vec![tried("/k/kubelet.sock", Some("refused"))], "KubeletSockets", Wrong),
             (|facts| facts.cdi.clear(), "CdiFolders", Wrong),
+            (
+                |facts| facts.cdi = vec![cdi_folder("/etc/cdi", None), agents_cdi_folder(Some("no such folder"))],
+                "CdiFolders",
+                Wrong,
+            ),
             (|facts| facts.cgroups = Err("no cgroups".into()), "Cgroups", Wrong),
             (|facts| facts.host_pids = Some(false), "Rights", Note),
-            (|facts| facts.agent = Ok((503, "no GPU is offered".into())), "AgentNotReady", Wrong),
+            (|facts| facts.host_pids = None, "Rights", Unknown),
+            (|facts| facts.agent = Ok(Some((503, "no GPU is offered".into()))), "AgentNotReady", Wrong),
+            (|facts| facts.agent = Ok(None), "AgentNotAsked", Unknown),
             (|facts| facts.agent = Err("no agent".into()), "NoAgent", Wrong),
             (|facts| facts.clocks = Ok((WallTime(0), WallTime(31_000_000))), "ClockSkew", Wrong),
             (|facts| facts.clocks = Err(Blind::new("the API server", "away")), "ClockNotCompared", Unknown),

@@ -43,7 +43,11 @@ pub(crate) struct NodePlaces {
     pub(crate) dev: PathBuf,
     pub(crate) kubelet: PathBuf,
     pub(crate) cdi_dirs: Vec<PathBuf>,
+    /// The one of them in which the agent writes.
+    pub(crate) own_cdi_dir: PathBuf,
     pub(crate) agent: SocketAddr,
+    /// Whether the agent serves HTTPS there, and nothing else.
+    pub(crate) agent_has_tls: bool,
     pub(crate) usage_socket: PathBuf,
 }
 
@@ -59,6 +63,8 @@ pub(crate) struct Tried {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CdiFolder {
     pub(crate) tried: Tried,
+    /// Whether the agent writes its specs here.
+    pub(crate) is_agents: bool,
     /// Files in it that NVIDIA's toolkit wrote, and those of gpu-steward.
     pub(crate) toolkit: usize,
     pub(crate) own: usize,
@@ -84,8 +90,8 @@ pub(crate) struct NodeFacts {
     /// Whether this process sees the processes of the whole machine; `None` where the kernel does not show it.
     pub(crate) host_pids: Option<bool>,
     pub(crate) user: u32,
-    /// What the agent that runs here says about itself at `/readyz`.
-    pub(crate) agent: Result<(u16, String), String>,
+    /// What the agent that runs here says about itself at `/readyz`; `None` where it listens and serves HTTPS.
+    pub(crate) agent: Result<Option<(u16, String)>, String>,
     pub(crate) usage_socket: Tried,
     /// Whether something names an API server. Without one, a machine is judged by itself.
     pub(crate) has_cluster: bool,
@@ -125,12 +131,12 @@ pub(crate) async fn look(places: &NodePlaces, (cluster, has_cluster): (&Seen<Clu
         registered,
         devices: devices(&places.dev),
         sockets: vec![socket(places.kubelet.join(plugins)).await, socket(places.kubelet.join(resources)).await],
-        cdi: places.cdi_dirs.iter().map(|path| cdi_folder(path)).collect(),
+        cdi: places.cdi_dirs.iter().map(|path| cdi_folder(path, *path == places.own_cdi_dir)).collect(),
         cgroups: layout.map(|layout| layout.version.code().to_owned()).map_err(|why| why.to_string()),
         private_cgroups: cgroup_namespace.private,
         host_pids: namespace(&mut reader, b"/proc", b"self", "pid").ok().map(|number| number == FIRST_PID_NAMESPACE),
         user: rustix::process::geteuid().as_raw(),
-        agent: agent(places.agent).await,
+        agent: agent(places.agent, places.agent_has_tls).await,
         usage_socket: socket(places.usage_socket.clone()).await,
         has_cluster,
         node,
@@ -171,7 +177,7 @@ fn allowed(path: PathBuf, what: Access) -> Tried {
     Tried { path, outcome }
 }
 
-fn cdi_folder(path: &Path) -> CdiFolder {
+fn cdi_folder(path: &Path, is_agents: bool) -> CdiFolder {
     let names = names(path);
     let count = |start: &str| names.iter().flatten().filter(|name| name.starts_with(start)).count();
     let (toolkit, own) = (count("nvidia"), count("gpu-steward.io-"));
@@ -179,7 +185,7 @@ fn cdi_folder(path: &Path) -> CdiFolder {
         Ok(_) => allowed(path.to_owned(), Access::WRITE_OK),
         Err(why) => Tried { path: path.to_owned(), outcome: Err(why.clone()) },
     };
-    CdiFolder { tried, toolkit, own }
+    CdiFolder { tried, is_agents, toolkit, own }
 }
 
 async fn socket(path: PathBuf) -> Tried {
@@ -190,14 +196,17 @@ async fn socket(path: PathBuf) -> Tried {
     Tried { path, outcome }
 }
 
-async fn agent(address: SocketAddr) -> Result<(u16, String), String> {
+async fn agent(address: SocketAddr, has_tls: bool) -> Result<Option<(u16, String)>, String> {
     let stream = match timeout(SOCKET_WITHIN, TcpStream::connect(address)).await {
         Ok(stream) => stream.map_err(|error| format!("no agent listens at {address}: {error}"))?,
         Err(_) => {
             return Err(format!("no agent listens at {address}: no connection within {} s", SOCKET_WITHIN.as_secs()));
         }
     };
+    if has_tls {
+        return Ok(None);
+    }
     let mut http = HttpConnection::over(stream).await?;
     let (status, body) = http.get(&address.to_string(), "/readyz").await?;
-    Ok((status.as_u16(), String::from_utf8_lossy(&body).trim().to_owned()))
+    Ok(Some((status.as_u16(), String::from_utf8_lossy(&body).trim().to_owned())))
 }
