@@ -109,8 +109,7 @@ impl Bundle {
 
 /// Makes the bundle and writes it.
 pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>, place: &LeaderPlace) -> Report<Entry> {
-    let now = clock::now().wall;
-    let archive = Archive::new(MAX_BYTES, Duration::from_micros(now.0));
+    let archive = Archive::new(MAX_BYTES, Duration::from_micros(clock::now().wall.0));
     let mut bundle = Bundle { archive, entries: Vec::new(), missing: Vec::new(), left_out: Vec::new() };
     let about = format!("bundle {}", options.file.display());
     let reader = match cluster {
@@ -128,7 +127,7 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
     // Two lists: in a large cluster the agents alone are more than one list has.
     let extenders = reader.steward_pods(namespace, "extender").await;
     let nodes = NodesSeen::look(cluster, place, &extenders).await;
-    bundle.add("nodes.json", &print::report(&nodes.report(true, now), Output::Json));
+    bundle.add("nodes.json", &print::report(&nodes.report(true), Output::Json));
     let agents = reader.steward_pods(namespace, "agent").await;
     let pods = pods(&mut bundle, [("extender", &extenders), ("agents", &agents)]);
     bundle.take("pods.json", document(&pods));

@@ -1,6 +1,6 @@
 //! What the API server shows, with the rights of the caller.
 
-use crate::finding::{Blind, Seen};
+use crate::finding::{Blind, Finding, Seen};
 use apiserver::NotConnected;
 use apiserver::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use apiserver::error::ApiError;
@@ -148,6 +148,34 @@ impl ClusterReader {
             Ok::<_, Blind>(all)
         };
         timeout(WITHIN, read).await.unwrap_or_else(|_| Err(slow(&what)))
+    }
+}
+
+/// The time by which ages are judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TimeSeen {
+    pub(crate) now: WallTime,
+    /// Why it is the time of this machine; `None` where it is the time of the API server.
+    pub(crate) own: Option<Blind>,
+}
+
+impl TimeSeen {
+    /// The time of the API server: the caller's machine may have any other. Nodes agree with the API server, or are wrong.
+    pub(crate) async fn look(cluster: Seen<&ClusterReader>) -> TimeSeen {
+        let seen = match cluster {
+            Ok(cluster) => cluster.server_time().await,
+            Err(blind) => Err(blind),
+        };
+        match seen {
+            Ok(now) => TimeSeen { now, own: None },
+            Err(blind) => TimeSeen { now: clock::now().wall, own: Some(blind) },
+        }
+    }
+
+    /// A note where ages are by the clock of this machine.
+    pub(crate) fn note(&self) -> Option<Finding> {
+        let blind = self.own.as_ref()?;
+        Some(Finding::note("OwnClock", format!("ages are by the clock of this machine: {blind}")))
     }
 }
 

@@ -67,7 +67,7 @@ async fn look(command: &DoctorCommand) -> (String, Exit) {
         Subject::Nodes(all) => {
             let Opened { cluster, extenders } = open(access).await;
             let seen = NodesSeen::look(&cluster, &access.leader, &extenders).await;
-            shown(&seen.report(*all, clock::now().wall), *output)
+            shown(&seen.report(*all), *output)
         }
         Subject::Pod { pod, scheduler } => {
             let Opened { cluster, extenders } = open(access).await;

@@ -11,11 +11,10 @@ mod judge;
 
 pub(crate) use judge::{NodeRow, judged};
 
-use crate::cluster::ClusterReader;
+use crate::cluster::{ClusterReader, TimeSeen};
 use crate::finding::{Blind, Finding, Report, Seen};
 use crate::leader::{Leader, LeaderPlace};
 use crate::print::Row;
-use model::time::WallTime;
 use wire::api::believed_nodes::BelievedNodesJson;
 use wire::described_node::DescribedNode;
 use wire::described_pod::DescribedPod;
@@ -25,6 +24,8 @@ use wire::described_pod::DescribedPod;
 pub(crate) struct NodesSeen {
     pub(crate) nodes: Seen<Vec<DescribedNode>>,
     pub(crate) believed: Seen<BelievedNodesJson>,
+    /// When the Nodes had been read.
+    pub(crate) time: TimeSeen,
 }
 
 impl NodesSeen {
@@ -39,15 +40,16 @@ impl NodesSeen {
             Ok(cluster) => cluster.nodes().await,
             Err(blind) => Err(blind.clone()),
         };
+        let time = TimeSeen::look(reader.clone()).await;
         let believed = match Leader::find(place, reader, pods).await {
             Ok(mut leader) => leader.nodes(None).await,
             Err(blind) => Err(blind),
         };
-        NodesSeen { nodes, believed }
+        NodesSeen { nodes, believed, time }
     }
 
     /// The diagnosis. With `all`, Nodes without GPUs are rows too.
-    pub(crate) fn report(&self, all: bool, now: WallTime) -> Report<NodeRow> {
+    pub(crate) fn report(&self, all: bool) -> Report<NodeRow> {
         let mut findings: Vec<Finding> = self.believed.as_ref().err().map(no_leader).into_iter().collect();
         let nodes = match &self.nodes {
             Ok(nodes) => nodes,
@@ -56,8 +58,9 @@ impl NodesSeen {
                 return Report::new("doctor nodes", "the Nodes", findings, Vec::new());
             }
         };
-        let (mut rows, problems) = judged(nodes, self.believed.as_ref().ok(), now);
+        let (mut rows, problems) = judged(nodes, self.believed.as_ref().ok(), self.time.now);
         findings.extend(problems);
+        findings.extend(self.time.note());
         let gpus = rows.iter().filter(|row| row.has_gpus).count();
         let others = rows.len() - gpus;
         if gpus == 0 {

@@ -8,6 +8,7 @@
 //!                            .lag()                                     reads from the cache stay at the current state
 //!                            .hide(…)                                   lists that do not show an object that exists
 //!                            .forward(…)                                ports of a pod, for `kubectl port-forward`
+//!                            .date(…)                                   another time than this machine's
 //!                            .requests()  .object(…)                     the requests, and the objects
 //! ```
 //!
@@ -147,6 +148,8 @@ struct Cluster {
     /// Versions before this one are forgotten.
     oldest: u64,
     fault: ApiServerFault,
+    /// The date of an answer about the version; `None` for this machine's time.
+    date: Option<&'static str>,
     /// The next bindings that get no answer.
     lost_bindings: Vec<LostBinding>,
     requests: Vec<ReceivedRequest>,
@@ -296,6 +299,11 @@ impl FakeApiServer {
         self.shared.cluster.lock().fault = fault;
     }
 
+    /// Sets the `Date` header of answers about the version.
+    pub fn date(&self, date: &'static str) {
+        self.shared.cluster.lock().date = Some(date);
+    }
+
     /// Lets the next bindings, one for each entry, end with a server error that does not show the outcome.
     pub fn lose_bindings(&self, lost: &[LostBinding]) {
         self.shared.cluster.lock().lost_bindings.extend(lost);
@@ -442,7 +450,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}/{name}", get(read).put(replace))
-        .route("/version", get(async || "{}"))
+        .route("/version", get(version))
         .route("/openid/v1/jwks", get(token_keys))
         .route("/.well-known/openid-configuration", get(token_issuer))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), record_and_apply_fault))
@@ -497,6 +505,15 @@ struct ShownList<'a> {
     api_version: &'static str,
     metadata: Value,
     items: Vec<&'a Value>,
+}
+
+/// The version. HTTP adds a date to an answer that has none.
+async fn version(State(shared): State<Arc<Shared>>) -> Response {
+    let date = shared.cluster.lock().date;
+    match date {
+        Some(date) => ([("date", date)], "{}").into_response(),
+        None => "{}".into_response(),
+    }
 }
 
 /// The log of a container: an annotation of its pod.

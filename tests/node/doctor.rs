@@ -148,6 +148,23 @@ fn a_right_that_is_missing_is_named_and_the_rest_is_shown() {
     assert!(code == 2 && text.contains("allow this identity to list and watch nodes"), "{code}: {text}");
 }
 
+/// The machine of the caller may have any time.
+#[test]
+fn ages_are_by_the_clock_of_the_api_server() {
+    let server = FakeApiServer::start();
+    server.date("Sun, 13 Sep 2020 12:26:40 GMT");
+    node(&server, "n1", (1, 10));
+    let mut n1 = server.object("nodes", "", "n1").unwrap();
+    n1["metadata"]["annotations"]["hami.io/node-handshake"] = "1599999900".into();
+    server.put("nodes", n1);
+    let (_, report) = json_of(&server, "nodes");
+    assert_eq!((wrong(&report), &report["rows"][0]["handshake_age_seconds"]), (vec![], &json!(100.0)), "{report:#}");
+    server.fault(ApiServerFault::RefusePath(403, "/version"));
+    let (_, report) = json_of(&server, "nodes");
+    assert_eq!(wrong(&report), ["HandshakeStale"]);
+    assert!(report.to_string().contains("ages are by the clock of this machine"), "{report:#}");
+}
+
 #[test]
 fn a_port_of_a_pod_that_nobody_listens_on_is_reported_with_the_kubelets_reason() {
     let server = FakeApiServer::start();

@@ -32,7 +32,11 @@ pub(super) const PROBLEMS: [(&str, &str, &[&str]); 20] = [
         "that a HAMi scheduler has removed",
         &["restart the agent of the node; do not run HAMi's scheduler on nodes of gpu-steward"],
     ),
-    ("ClockSkew", "whose clock differs from the one here", &["synchronise the clocks: chronyc tracking, timedatectl"]),
+    (
+        "ClockSkew",
+        "whose clock differs from the API server's",
+        &["synchronise the clocks: chronyc tracking, timedatectl"],
+    ),
     (
         "NoSlots",
         "whose kubelet offers no slot",

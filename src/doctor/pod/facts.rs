@@ -1,6 +1,6 @@
 //! What is known about a pod that waits, and where it was looked up.
 
-use crate::cluster::ClusterReader;
+use crate::cluster::{ClusterReader, TimeSeen};
 use crate::finding::{Blind, Seen};
 use crate::leader::{Leader, LeaderPlace};
 use crate::pod::reasons;
@@ -86,7 +86,7 @@ pub(crate) struct PodFacts {
     pub(crate) believed: Vec<BelievedNodeJson>,
     /// These nodes at the API server, or all Nodes where none is named.
     pub(crate) nodes: Seen<Vec<DescribedNode>>,
-    pub(crate) now: WallTime,
+    pub(crate) time: TimeSeen,
 }
 
 impl PodFacts {
@@ -125,7 +125,7 @@ impl PodFacts {
             decisions,
             believed: Vec::new(),
             nodes: Ok(Vec::new()),
-            now: clock::now().wall,
+            time: TimeSeen::look(reader.clone()).await,
         };
         facts.look_at_nodes(reader, leader.as_mut().ok()).await;
         facts

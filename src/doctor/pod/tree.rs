@@ -68,6 +68,7 @@ fn not_looked_at(facts: &PodFacts) -> Vec<Finding> {
     if let Some(last) = findings.last_mut() {
         last.advice.extend(advice);
     }
+    findings.extend(facts.time.note());
     findings
 }
 
@@ -261,7 +262,7 @@ fn filtering_failed(facts: &PodFacts, seen: &PodSeen, step: &Step) -> Vec<Findin
 /// Nodes register no GPUs: the register is missing, the handshake is old, or the reason is another one.
 fn unregistered(facts: &PodFacts) -> Finding {
     let rows: Vec<NodeRow> = match &facts.nodes {
-        Ok(nodes) => judged(nodes, None, facts.now).0,
+        Ok(nodes) => judged(nodes, None, facts.time.now).0,
         Err(_) => Vec::new(),
     };
     let named = |wanted: fn(&NodeRow) -> bool| {
@@ -371,7 +372,7 @@ fn binding_failed(step: &Step) -> Finding {
 
 /// A node fits, and the pod is not bound.
 fn not_bound(facts: &PodFacts, seen: &PodSeen, step: &Step) -> Finding {
-    let age = step.at.map_or(f64::INFINITY, |at| facts.now.as_seconds() - at.as_seconds());
+    let age = step.at.map_or(f64::INFINITY, |at| facts.time.now.as_seconds() - at.as_seconds());
     if age < BOUND_WITHIN {
         return Finding::note("BeingBound", "the extender has just found a node for the pod")
             .because([step.text.clone()]);

@@ -2,6 +2,7 @@
 
 use super::facts::{PodFacts, PodSeen};
 use super::tree::diagnose;
+use crate::cluster::TimeSeen;
 use crate::finding::{Blind, Finding, Report, Verdict};
 use model::time::WallTime;
 use std::collections::BTreeMap;
@@ -63,7 +64,7 @@ fn facts() -> PodFacts {
         decisions: Ok(Vec::new()),
         believed: Vec::new(),
         nodes: Ok(Vec::new()),
-        now: NOW,
+        time: TimeSeen { now: NOW, own: None },
     }
 }
 
@@ -260,6 +261,8 @@ fn a_right_that_is_missing_is_named_and_the_diagnosis_goes_on() {
     let found = diagnose(&facts);
     assert!(found[1].what.contains("allow this identity to list events"), "{found:?}");
     assert!(found[1].advice[0].contains("--extender http://127.0.0.1:9444"), "{found:?}");
+    facts.time.own = Some(blind("the time of the API server"));
+    assert_eq!(codes(&facts)[2], ("OwnClock", Verdict::Note));
     facts.events = Err(blind("the events"));
     assert_eq!(codes(&facts)[0], ("NoEvidence", Verdict::Unknown), "without events and decisions nothing can be said");
     let report = Report::<()>::new("doctor pod", "x", diagnose(&facts), Vec::new());
