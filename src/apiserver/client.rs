@@ -212,7 +212,8 @@ impl ApiClient {
         self.within(PAGE_WITHIN, call.clone(), read).await
     }
 
-    /// Reads the last lines of a container's log, at most `bytes`.
+    /// Reads the last lines of a container's log, and keeps the last `most` bytes of them. Also returns the number of bytes before
+    /// these. The kubelet's own limit (`limitBytes`) would cut off the newest lines.
     ///
     /// # Errors
     /// [`ApiError`]; code 400 while the container has not started.
@@ -220,13 +221,14 @@ impl ApiClient {
         &self,
         pod: &PodRef,
         container: &str,
-        (lines, bytes): (u32, u32),
-    ) -> Result<Vec<u8>, ApiError> {
+        (lines, most): (u32, usize),
+    ) -> Result<(Vec<u8>, usize), ApiError> {
         let call =
             ApiCall::new(ApiVerb::Get, ApiResource::PodLogs, format!("log of container {container} of pod {pod}"));
         let path = ApiPath::pod(pod, &["log"]).with("container", container).with("tailLines", &lines.to_string());
         let content = Content { method: http::Method::GET, accept: "*/*", body: None };
-        self.answered(call, path.with("limitBytes", &bytes.to_string()), content).await
+        let read = async { self.send(call.clone(), path, content, WITHIN).await?.end(most).await };
+        self.within(WITHIN, call.clone(), read).await
     }
 
     /// Watches for changes after `version`, for `seconds`.
@@ -496,6 +498,20 @@ impl ApiAnswer {
         }
     }
 
+    /// The last `most` bytes of the body, and the number of bytes before them.
+    async fn end(mut self, most: usize) -> Result<(Vec<u8>, usize), ApiError> {
+        let (mut kept, mut before) = (Vec::new(), 0);
+        while let Some(piece) = self.piece().await? {
+            kept.extend_from_slice(piece.as_ref());
+            // Cut at twice the size only, so that not each piece moves all bytes.
+            if kept.len() >= most.saturating_mul(2) {
+                before += cut_to_end(&mut kept, most);
+            }
+        }
+        before += cut_to_end(&mut kept, most);
+        Ok((kept, before))
+    }
+
     /// The error of the call that this answers.
     pub(crate) fn failed(&self, failure: ApiFailure) -> ApiError {
         ApiError { call: self.call.clone(), server: Arc::clone(&self.server), failure }
@@ -505,6 +521,13 @@ impl ApiAnswer {
     pub(crate) fn refused(&self, refusal: ApiRefusal) -> ApiError {
         self.failed(ApiFailure::Refused { refusal, wait: None })
     }
+}
+
+/// Keeps the last `most` bytes. Returns the number of bytes that are gone.
+fn cut_to_end(bytes: &mut Vec<u8>, most: usize) -> usize {
+    let gone = bytes.len().saturating_sub(most);
+    bytes.drain(..gone);
+    gone
 }
 
 /// An error and its causes in one line: most of these errors mean little without their causes.

@@ -36,8 +36,8 @@ const MAX_BYTES: usize = 20 << 20;
 const CONTENTS: usize = 256 << 10;
 /// Pods whose logs are read. Extenders and pods that are not ready come first.
 const MAX_LOGS: usize = 24;
-/// Lines and bytes of one log.
-const LOG: (u32, u32) = (5000, 1 << 20);
+/// Lines of one log that are asked for, and the bytes of them that are kept: enough for lines of 500 bytes.
+const LOG: (u32, usize) = (2000, 1 << 20);
 /// Namespaces whose events are read.
 const MAX_NAMESPACES: usize = 8;
 /// Events of one namespace that are kept, the newest ones: a few hundred KiB.
@@ -211,7 +211,10 @@ async fn take_logs(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&Descri
             let name = format!("logs/{}-{}.log", file_name(&pod.name), file_name(&container.name));
             let what = format!("the log of {place}");
             let log = within(&what, cluster.client.pod_log(&place, &container.name, LOG)).await;
-            bundle.take(&name, log.map(|log| String::from_utf8_lossy(&log).into_owned()));
+            if let Ok((_, before @ 1..)) = &log {
+                bundle.left_out.push(format!("{name}: {before} bytes before its last {} bytes", LOG.1));
+            }
+            bundle.take(&name, log.map(|(log, _)| String::from_utf8_lossy(&log).into_owned()));
         }
     }
 }

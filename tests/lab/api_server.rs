@@ -516,12 +516,19 @@ async fn version(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-/// The log of a container: an annotation of its pod.
-async fn log(State(shared): State<Arc<Shared>>, Place((namespace, name)): Place<(String, String)>) -> Response {
-    match shared.cluster.lock().objects.get(&("pods".to_owned(), namespace, name)) {
-        Some(pod) => pod["metadata"]["annotations"]["lab/log"].as_str().unwrap_or_default().to_owned().into_response(),
-        None => status(404, "not found"),
-    }
+/// The log of a container: an annotation of its pod. Like a kubelet, it takes the last lines, and then their first bytes.
+async fn log(
+    State(shared): State<Arc<Shared>>,
+    Place((namespace, name)): Place<(String, String)>,
+    Query(query): Query<HashMap<String, String>>,
+) -> Response {
+    let cluster = shared.cluster.lock();
+    let Some(pod) = cluster.objects.get(&("pods".to_owned(), namespace, name)) else { return status(404, "not found") };
+    let all = pod["metadata"]["annotations"]["lab/log"].as_str().unwrap_or_default();
+    let number = |key: &str| query.get(key).and_then(|text| text.parse::<usize>().ok()).unwrap_or(usize::MAX);
+    let lines: Vec<&str> = all.split_inclusive('\n').collect();
+    let tail = lines.iter().skip(lines.len().saturating_sub(number("tailLines"))).copied();
+    tail.collect::<String>().bytes().take(number("limitBytes")).collect::<Vec<u8>>().into_response()
 }
 
 /// A list of the objects of a namespace.

@@ -74,3 +74,19 @@ fn a_bundle_without_what_it_may_not_read_is_exit_code_2() {
     let contents = content(&file, "CONTENTS.txt");
     assert!(contents.contains("   missing  logs/gpu-agent-0000-agent.log"), "{contents}");
 }
+
+#[test]
+fn the_newest_lines_of_a_long_log_are_in_the_bundle() {
+    let server = FakeApiServer::start();
+    agent_pod(&server, 0);
+    let mut logs = server.object("pods", "gpu", "gpu-agent-0000").unwrap();
+    let lines: String = (0..6000).map(|n| format!("line {n} {}\n", "x".repeat(800))).collect();
+    logs["metadata"]["annotations"]["lab/log"] = lines.into();
+    server.put("pods", logs);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.tar");
+    let (_, text, _) = doctor(&server, &format!("bundle --file {}", file.display()));
+    let log = content(&file, "logs/gpu-agent-0000-agent.log");
+    assert!(log.contains("line 5999 ") && !log.contains("line 4000 ") && log.len() == 1 << 20, "{}", log.len());
+    assert!(text.contains("bytes before its last 1048576 bytes"), "{text}");
+}
