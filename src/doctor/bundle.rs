@@ -12,7 +12,7 @@
 mod redact;
 mod tar;
 
-use crate::cluster::{ClusterReader, MAX_LISTED, within};
+use crate::cluster::{ClusterReader, MAX_LISTED};
 use crate::finding::{Blind, Finding, Report, Seen};
 use crate::leader::{Leader, LeaderPlace};
 use crate::nodes::NodesSeen;
@@ -28,6 +28,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tar::Archive;
+use tokio::time::timeout;
 use wire::described_pod::DescribedPod;
 
 /// Largest archive: what trackers of issues accept.
@@ -38,6 +39,8 @@ const CONTENTS: usize = 256 << 10;
 const MAX_LOGS: usize = 24;
 /// Lines of one log that are asked for, and the bytes of them that are kept: enough for lines of 500 bytes.
 const LOG: (u32, usize) = (2000, 1 << 20);
+/// Time limits of one log and of all. A dead node does not answer, and its pods come before those that are ready.
+const LOG_TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 /// Namespaces whose events are read.
 const MAX_NAMESPACES: usize = 8;
 /// Events of one namespace that are kept, the newest ones: a few hundred KiB.
@@ -137,7 +140,7 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
     }
     take_leader(&mut bundle, options, Leader::find(place, Ok(reader), &extenders).await).await;
     take_events(&mut bundle, reader, &pods).await;
-    take_logs(&mut bundle, reader, &pods).await;
+    take_logs(&mut bundle, reader, &pods, LOG_TIMES).await;
     finish(bundle, options, about)
 }
 
@@ -201,7 +204,13 @@ async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&Desc
     }
 }
 
-async fn take_logs(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&DescribedPod]) {
+async fn take_logs(
+    bundle: &mut Bundle,
+    cluster: &ClusterReader,
+    pods: &[&DescribedPod],
+    (one, all): (Duration, Duration),
+) {
+    let begin = clock::now().monotonic;
     if pods.len() > MAX_LOGS {
         bundle.left_out.push(format!("logs/: those of {} pods more than {MAX_LOGS}", pods.len() - MAX_LOGS));
     }
@@ -209,8 +218,16 @@ async fn take_logs(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&Descri
         let place = pod.reference();
         for container in &pod.containers {
             let name = format!("logs/{}-{}.log", file_name(&pod.name), file_name(&container.name));
+            let time = one.min(all.saturating_sub(clock::now().monotonic.since(begin)));
+            if time.is_zero() {
+                bundle.missing.push(format!("{name}: not read, because the logs before it took {all:?}"));
+                continue;
+            }
             let what = format!("the log of {place}");
-            let log = within(&what, cluster.client.pod_log(&place, &container.name, LOG)).await;
+            let log = match timeout(time, cluster.client.pod_log(&place, &container.name, LOG)).await {
+                Ok(log) => log.map_err(|why| Blind::new(&*what, why)),
+                Err(_) => Err(Blind::new(&*what, format!("no answer within {time:.1?}"))),
+            };
             if let Ok((_, before @ 1..)) = &log {
                 bundle.left_out.push(format!("{name}: {before} bytes before its last {} bytes", LOG.1));
             }
@@ -272,6 +289,8 @@ fn write(path: &Path, content: &[u8]) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+    use wire::described_pod::DescribedContainer;
 
     fn bundle(most: usize) -> Bundle {
         let archive = Archive::new(most, Duration::ZERO);
@@ -288,6 +307,34 @@ mod tests {
         assert!(kept < log.len() && kept > 4096, "{kept}");
         assert!(full.left_out[0].starts_with("logs/a.log: its first"), "{:?}", full.left_out);
         assert!(full.archive.finish().len() <= CONTENTS + 8192);
+    }
+
+    /// A port that accepts connections and answers nothing.
+    #[test]
+    fn logs_that_do_not_come_are_named_and_take_no_more_than_their_time() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = format!("http://{}", silent.local_addr().unwrap());
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "a",
+            "clusters": [{ "name": "a", "cluster": { "server": server } }],
+            "users": [{ "name": "a", "user": { "token": "a" } }],
+            "contexts": [{ "name": "a", "context": { "cluster": "a", "user": "a" } }],
+        });
+        let file = std::env::temp_dir().join(format!("doctor-logs-{}", std::process::id()));
+        std::fs::write(&file, kubeconfig.to_string()).unwrap();
+        let containers = vec![DescribedContainer { name: "agent".into(), ..DescribedContainer::default() }];
+        let pod = DescribedPod { namespace: "gpu".into(), name: "a".into(), containers, ..DescribedPod::default() };
+        let mut bundle = bundle(1 << 20);
+        let read = async {
+            let cluster = ClusterReader::open(Some(&file)).await.unwrap();
+            let times = (Duration::from_millis(50), Duration::from_secs(1));
+            take_logs(&mut bundle, &cluster, &[&pod; MAX_LOGS], times).await;
+        };
+        serve::lifecycle::run_once(read).unwrap();
+        let [first, .., last] = &bundle.missing[..] else { panic!("{:?}", bundle.missing) };
+        assert!(bundle.missing.len() == MAX_LOGS && first.contains("no answer within"), "{:?}", bundle.missing);
+        assert!(last.contains("not read, because the logs before it took 1s"), "{last}");
+        std::fs::remove_file(&file).unwrap();
     }
 
     #[test]

@@ -180,7 +180,7 @@ impl TimeSeen {
 }
 
 /// What a call answers within [`WITHIN`].
-pub(crate) async fn within<T>(what: &str, call: impl Future<Output = Result<T, ApiError>>) -> Seen<T> {
+async fn within<T>(what: &str, call: impl Future<Output = Result<T, ApiError>>) -> Seen<T> {
     match timeout(WITHIN, call).await {
         Ok(answer) => answer.map_err(|why| Blind::new(what, why)),
         Err(_) => Err(slow(what)),
