@@ -5,6 +5,12 @@
 const REMOVED: &str = "[removed]";
 /// Keys before a value that is removed.
 const KEYS: [&str; 6] = ["token", "password", "passwd", "secret", "authorization", "apikey"];
+/// Words between a key and its value: `Authorization: Basic dXNlcjpwYXNz`.
+const SCHEMES: [&str; 4] = ["bearer", "basic", "negotiate", "token"];
+/// Characters between a key and its value.
+const SEPARATORS: [char; 3] = [':', '=', '>'];
+/// Characters before a key: `?token=`, `map[password:`.
+const BEFORE_KEY: [char; 8] = ['?', '&', '(', '[', '{', '<', ':', '='];
 /// The begin of a token of a service account: `{"` in base64.
 const JWT: &str = "eyJ";
 
@@ -22,8 +28,28 @@ pub(crate) fn redacted(text: &str) -> String {
             in_key = !line.contains("-----END");
             continue;
         }
-        add(&mut clean, line);
+        add(&mut clean, &without_users(line));
     }
+    clean
+}
+
+/// The line without the users and passwords of its URLs: `https://user:password@host`.
+fn without_users(line: &str) -> String {
+    let mut clean = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once("://") {
+        clean.push_str(before);
+        clean.push_str("://");
+        let end = after.find(|c: char| c.is_whitespace() || matches!(c, '/' | '?' | '#' | '"')).unwrap_or(after.len());
+        rest = match after[..end].rfind('@') {
+            Some(at) => {
+                clean.push_str(REMOVED);
+                &after[at..]
+            }
+            None => after,
+        };
+    }
+    clean.push_str(rest);
     clean
 }
 
@@ -37,11 +63,13 @@ fn add(clean: &mut String, line: &str) {
         let (word, after) = rest.split_at(end);
         if !word.is_empty() {
             add_word(clean, word, &before);
-            // In JSON a quote stands between a key and its colon.
-            if word != ":" {
+            // The value follows behind a separator or a scheme that stands alone. In JSON a quote stands between a key and its colon.
+            if is_separator(word) {
+                before.push_str(word);
+            } else if !(follows_key(&before) && is_scheme(word)) {
                 before.clear();
+                before.push_str(without_scheme(word));
             }
-            before.push_str(word);
         }
         let gap = after.chars().next().map_or(0, char::len_utf8);
         let (gap, next) = after.split_at(gap);
@@ -51,25 +79,47 @@ fn add(clean: &mut String, line: &str) {
 }
 
 fn add_word(clean: &mut String, word: &str, before: &str) {
-    if let Some((key, value)) = word.split_once(['=', ':'])
-        && !value.is_empty()
-        && is_key(key)
+    let ends = word.match_indices([':', '=']).map(|(at, _)| at);
+    let key =
+        ends.map(|at| word.split_at(at + 1)).find(|(key, value)| !value.is_empty() && is_key(&key[..key.len() - 1]));
+    if let Some((key, value)) = key
+        && !is_scheme(value)
     {
-        clean.push_str(&word[..=key.len()]);
+        clean.push_str(key);
         clean.push_str(REMOVED);
         return;
     }
-    let follows_key = before.eq_ignore_ascii_case("bearer") || before.strip_suffix([':', '=']).is_some_and(is_key);
-    if word.contains(JWT) && word.len() > 40 || follows_key && !word.eq_ignore_ascii_case("bearer") {
-        clean.push_str(REMOVED);
-        return;
+    let is_token = word.contains(JWT) && word.len() > 40;
+    let follows = follows_key(before) || before.trim_end_matches(SEPARATORS).eq_ignore_ascii_case("bearer");
+    let is_value = follows && !is_scheme(word) && !is_separator(word);
+    clean.push_str(if is_token || is_value { REMOVED } else { word });
+}
+
+fn is_separator(word: &str) -> bool {
+    word.chars().all(|c| SEPARATORS.contains(&c))
+}
+
+fn is_scheme(word: &str) -> bool {
+    SCHEMES.iter().any(|scheme| word.eq_ignore_ascii_case(scheme))
+}
+
+/// `authorization=` of `authorization=Basic`; every other word as it is.
+fn without_scheme(word: &str) -> &str {
+    match word.rfind([':', '=']) {
+        Some(at) if is_scheme(&word[at + 1..]) => &word[..=at],
+        _ => word,
     }
-    clean.push_str(word);
+}
+
+/// Whether the next word is the value of a key.
+fn follows_key(before: &str) -> bool {
+    let key = before.trim_end_matches(SEPARATORS);
+    key.len() < before.len() && is_key(key)
 }
 
 /// Whether the value of this key is removed. A path or a number of tokens has longer keys, such as `token-file` and `tokens`.
 fn is_key(key: &str) -> bool {
-    let key = key.trim_start_matches('-').to_ascii_lowercase();
+    let key = key.rsplit(BEFORE_KEY).next().unwrap_or(key).trim_start_matches('-').to_ascii_lowercase();
     KEYS.iter()
         .any(|secret| key == *secret || key.ends_with(&format!("_{secret}")) || key.ends_with(&format!("-{secret}")))
 }
@@ -87,6 +137,12 @@ mod tests {
             ("--stream-token-file=/var/run/token ok", "--stream-token-file=/var/run/token ok"),
             (&*format!("got {jwt}, refused"), "got [removed], refused"),
             ("Authorization: Bearer abc.def next", "Authorization: Bearer [removed] next"),
+            ("Authorization: Basic dXNlcjpwYXNz next", "Authorization: Basic [removed] next"),
+            ("authorization=Basic dXNlcjpwYXNz next", "authorization=Basic [removed] next"),
+            ("{\"authorization\":\"Basic dXNlcjpwYXNz\"}", "{\"authorization\":\"Basic [removed]\"}"),
+            ("password = hunter2 secret => abc x", "password = [removed] secret => [removed] x"),
+            ("GET https://me:p,w@host/a?token=abc ok", "GET https://[removed]@host/a?token=[removed] ok"),
+            ("map[password:hunter2 user:a] http://host/a@b", "map[password:[removed] user:a] http://host/a@b"),
             ("token=abc password: hunter2 x", "token=[removed] password: [removed] x"),
             ("{\"api_token\":\"abc\"} OPERATOR_TOKEN=9", "{\"api_token\":\"[removed]\"} OPERATOR_TOKEN=[removed]"),
             ("a\n-----BEGIN EC PRIVATE KEY-----\nMIG\n-----END EC PRIVATE KEY-----\nb\n", "a\n[removed]\nb\n"),
