@@ -10,6 +10,10 @@ const SKEW: f64 = 30.0;
 /// `NVML_ERROR_NOT_FOUND`.
 const NOT_FOUND: Absence = Absence::Nvml(6);
 
+/// What the real-time check does where nothing can be read.
+const CLAIMS_COUNT: &str = "until then the claims count on this node, which HAMI_REALTIME_CHECK_MODE and HAMI_ENABLE_REALTIME_CHECK do not \
+                            change";
+
 /// The findings.
 pub(crate) fn judged(facts: &NodeFacts) -> Vec<Finding> {
     let mut findings = match &facts.nvml {
@@ -39,7 +43,7 @@ fn no_driver(facts: &NodeFacts, failure: &NvmlFailure) -> Finding {
             &[
                 "install the NVIDIA driver and load its kernel module: modprobe nvidia; nvidia-smi must list the GPUs, and dmesg says why a \
                  module does not load",
-                "until then, the agent's HAMI_ENABLE_REALTIME_CHECK=false switches the real-time check off for this node",
+                CLAIMS_COUNT,
             ],
         ),
         Absence::NoPermission => (
@@ -47,7 +51,7 @@ fn no_driver(facts: &NodeFacts, failure: &NvmlFailure) -> Finding {
             &[
                 "run the agent as a user who may read and write /dev/nvidiactl and /dev/nvidia*; in a container, let its device cgroup pass \
                  them",
-                "until then, the agent's HAMI_REALTIME_CHECK_MODE=warning lets the real-time check warn and not refuse on this node",
+                CLAIMS_COUNT,
             ],
         ),
         Absence::LibraryNotFound => (
@@ -316,8 +320,8 @@ mod tests {
     #[test]
     fn each_failure_of_nvml_has_its_advice() {
         for (why, code, advice) in [
-            (Absence::DriverNotLoaded, "DriverNotLoaded", ["modprobe nvidia", "HAMI_ENABLE_REALTIME_CHECK=false"]),
-            (Absence::NoPermission, "NoPermission", ["/dev/nvidiactl", "HAMI_REALTIME_CHECK_MODE=warning"]),
+            (Absence::DriverNotLoaded, "DriverNotLoaded", ["modprobe nvidia", "the claims count"]),
+            (Absence::NoPermission, "NoPermission", ["/dev/nvidiactl", "the claims count"]),
             (Absence::LibraryNotFound, "LibraryNotFound", ["--nvml-library", "runtimeClassName"]),
             (Absence::Nvml(18), "DriverReplaced", ["reload the module", "restart the agent"]),
             (Absence::CallHangs, "DriverHangs", ["NVRM", "dmesg"]),
