@@ -9,7 +9,7 @@ use crate::ledger::{ClaimState, DeviceDemand, Ledger, LedgerClaim, demand_of};
 use crate::placement::{
     BeyondClaims, Capacity, ClaimedUse, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode, ReportedMemory,
 };
-use model::agent_stream::{AgentPhase, PodStage, ReportedUse};
+use model::agent_stream::{AgentPhase, PodStage, ReportedGpu, ReportedPod, ReportedUse};
 use model::assumed::AssumedDevice;
 use model::claim::{Claim, ClaimOrigin};
 use model::followed_node::NodeFacts;
@@ -256,34 +256,39 @@ impl NodeClaims {
             return BeyondClaims::UNKNOWN;
         };
         let Some(gpu) = link.report.gpus.get(device) else { return BeyondClaims::UNKNOWN };
-        let used = |uid: &PodUid| {
-            let uses = self.static_pods.names(uid).filter_map(|name| link.report.pods.get(name)?.uses.get(device));
-            // Containers of a pod that is gone are reported with the devices of its claim, also where they have no process.
-            let memory = |used: &ReportedUse| if used.processes == 0 { Some(Bytes(0)) } else { used.memory_used.get() };
-            uses.map(memory).try_fold(0_u64, |sum, used| Some(sum.saturating_add(used?.0)))
-        };
-        let pods = self.ledger.pods_on(device).map(|uid| {
-            let claimed = self.ledger.get(uid).map(|claim| claim.demand(device).memory).unwrap_or_default();
-            ClaimedUse { claimed, used: used(uid) }
-        });
-        let pods: Vec<ClaimedUse> = pods.collect();
-        let (total, now, listed) = (gpu.memory_total.get(), gpu.memory_used.get(), gpu.memory_listed.get());
-        let memory = ReportedMemory { total, used: now, listed };
-        BeyondClaims::of(Bytes(capacity.memory), memory, pods.iter().copied(), self.margin)
+        let pods: Vec<ClaimedUse> = self.ledger.pods_on(device).map(|uid| self.claimed_use(uid, device)).collect();
+        BeyondClaims::of(Bytes(capacity.memory), reported_memory(gpu), pods.iter().copied(), self.margin)
+    }
+
+    /// What a pod claims of a device, and what its processes use of it.
+    fn claimed_use(&self, uid: &PodUid, device: &GpuUuid) -> ClaimedUse {
+        let claimed = self.ledger.get(uid).map(|claim| claim.demand(device).memory).unwrap_or_default();
+        let mut uses = self.reported_pods(uid).filter_map(|pod| pod.uses.get(device));
+        // Containers of a pod that is gone are reported with the devices of its claim, also where they have no process.
+        let memory = |used: &ReportedUse| if used.processes == 0 { Some(Bytes(0)) } else { used.memory_used.get() };
+        let used = uses.try_fold(0_u64, |sum, used| Some(sum.saturating_add(memory(used)?.0)));
+        ClaimedUse { claimed, used }
+    }
+
+    /// What the agent reports of a pod.
+    fn reported_pods<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = &'a ReportedPod> {
+        self.static_pods.names(uid).filter_map(move |name| self.agent.as_ref()?.report.pods.get(name))
     }
 
     /// What the node would be without a pod: its claim and the memory of its processes are gone.
     pub(super) fn is_without(&mut self, uid: &PodUid) {
+        let used = self.reported_pods(uid).flat_map(|pod| pod.uses.iter()).map(|(device, _)| device.clone());
+        let devices: BTreeSet<GpuUuid> = used.chain(self.claimed_by(uid)).collect();
+        for device in devices {
+            let pod = self.claimed_use(uid, &device);
+            let Some(gpu) = self.agent.as_mut().and_then(|link| link.report.gpus.get_mut(&device)) else { continue };
+            let left = reported_memory(gpu).without(pod);
+            gpu.memory_used = gpu.memory_used.map(|used| left.used.unwrap_or(used));
+            gpu.memory_listed = gpu.memory_listed.map(|listed| left.listed.unwrap_or(listed));
+        }
         let names: Vec<PodUid> = self.static_pods.names(uid).cloned().collect();
         if let Some(link) = &mut self.agent {
-            let gone = names.iter().filter_map(|name| link.report.pods.remove(name)).collect::<Vec<_>>();
-            for (device, used) in gone.iter().flat_map(|pod| pod.uses.iter()) {
-                let (Some(gpu), Some(used)) = (link.report.gpus.get_mut(device), used.memory_used.get()) else {
-                    continue;
-                };
-                gpu.memory_used = gpu.memory_used.map(|now| now.less(used));
-                gpu.memory_listed = gpu.memory_listed.map(|listed| listed.less(used));
-            }
+            names.iter().for_each(|name| drop(link.report.pods.remove(name)));
         }
         self.release(uid);
     }
@@ -762,4 +767,8 @@ impl NodeClaims {
             }
         }
     }
+}
+
+fn reported_memory(gpu: &ReportedGpu) -> ReportedMemory {
+    ReportedMemory { total: gpu.memory_total.get(), used: gpu.memory_used.get(), listed: gpu.memory_listed.get() }
 }

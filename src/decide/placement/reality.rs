@@ -25,7 +25,7 @@ pub struct ReportedMemory {
     pub listed: Option<Bytes>,
 }
 
-/// A pod with a claim on the GPU.
+/// A pod with a claim on the GPU, or with processes on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimedUse {
     /// Bytes that it claims.
@@ -54,6 +54,23 @@ pub struct BeyondClaims {
     pub strangers: Bytes,
     /// What the numbers rest on.
     pub basis: MemoryBasis,
+}
+
+impl ReportedMemory {
+    /// What would be in use without this pod. Where it is not known what its processes use, that is as much as it claims: the memory
+    /// in use was compared with the claims. Of what was added since the list, it is as much as the pod's claim leaves unused.
+    #[must_use]
+    pub fn without(self, pod: ClaimedUse) -> ReportedMemory {
+        let (own, grown) = match (pod.used, self.used.zip(self.listed)) {
+            (Some(own), Some((used, listed))) => (own, used.less(listed).0.min(pod.claimed.saturating_sub(own))),
+            (own, _) => (own.unwrap_or(0).max(pod.claimed), 0),
+        };
+        ReportedMemory {
+            used: self.used.map(|used| used.less(Bytes(own.saturating_add(grown)))),
+            listed: self.listed.map(|listed| listed.less(Bytes(own))),
+            ..self
+        }
+    }
 }
 
 impl BeyondClaims {

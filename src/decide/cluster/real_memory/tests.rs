@@ -301,6 +301,29 @@ fn evicted_pods_take_their_memory_with_them_and_strangers_stay() {
     assert_eq!(offers(&mut cluster(2048), WHOLE - 2148), PreemptVerdict::Offers(vec![0]));
 }
 
+#[test]
+fn evicted_pods_take_what_they_claim_with_them_where_it_is_not_known_what_they_use() {
+    let (half, victims) = (WHOLE / 2, [uid(0)]);
+    let unknown = OnGpu { claimed: Some(WHOLE), used: NONE };
+    for (case, [used, listed], victim, left) in [
+        ("no list", [mib(WHOLE - 2048), NONE], claims(WHOLE, 0), WHOLE),
+        ("a process without its memory", [mib(WHOLE - 2048), mib(WHOLE - 2048)], unknown, WHOLE),
+        ("it has grown since the list", [mib(WHOLE - 2048), mib(1024)], claims(WHOLE, 1024), WHOLE),
+        ("no list, and others use 2048 MiB", [mib(half + 2048), NONE], claims(half, 0), WHOLE - 2048),
+        ("it has not grown alone", [mib(half + 2048), mib(1024)], claims(half, 1024), WHOLE - 2148),
+    ] {
+        let pods = [victim];
+        let mut cluster = reported(CheckRules::default(), WHOLE, &pods, report(used, listed, &pods));
+        let plan = [("node-0", &victims[..])];
+        let in_vain = cluster.preempt(&slice(1, left + 1), None, &plan, NOW);
+        assert_eq!(in_vain, PreemptVerdict::Offers(Vec::new()), "{case}");
+        assert_eq!(cluster.preempt(&slice(1, left), None, &plan, NOW), PreemptVerdict::Offers(vec![0]), "{case}");
+        cluster.pod_is_being_deleted(&victims[0], true);
+        let waits = cluster.preempt(&slice(2, left), Some(&name(0)), &[], NOW);
+        assert_eq!(waits, PreemptVerdict::Waits(name(0)), "{case}: its room is seen as coming");
+    }
+}
+
 /// The evicted pod has ended before this leader won, which so has never seen its claim.
 #[test]
 fn a_nominated_pod_waits_for_memory_of_a_pod_without_a_claim_and_not_for_memory_of_strangers() {
