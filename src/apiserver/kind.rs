@@ -10,7 +10,7 @@ use model::pod::{
     ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_LEFT_OUT_PODS, MAX_POD_OBJECTS, MAX_UNPROVEN_PODS, Pod,
     PodContainer, PodPhase,
 };
-use model::pod_memory::{MAX_CLUSTER_PODS_BYTES, MAX_NODE_PODS_BYTES};
+use model::pod_memory::{MAX_CLUSTER_PODS_BYTES, MAX_NODE_PODS_BYTES, MAX_WAITING_REQUEST_BYTES};
 use model::time::{Arrival, WallTime};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
@@ -129,11 +129,6 @@ fn share(text: &mut Arc<str>) {
 /// Longest value of an annotation that is kept, other than the claim of a pod that may hold GPUs: the names of a Lease. A longer
 /// one is cut.
 const MAX_VALUE: usize = 512;
-
-/// Largest request of a pod that waits for a node that is kept, in bytes of memory: an ordinary one takes some hundred bytes, one of 40
-/// containers takes this much. It lets waiting pods of users take little more memory than other pods. kube-scheduler sends the request
-/// in its calls in any case.
-const MAX_WAITING_REQUEST: usize = 4096;
 
 /// All pods of the cluster, with what a scheduler needs of them.
 #[derive(Clone, Debug, Default)]
@@ -270,7 +265,7 @@ impl AllPods {
         }
         // The extender tells the owner what is wrong with a request when kube-scheduler asks about the pod.
         let request = placement::of(pod, &self.rules).ok().flatten()?;
-        (request.memory() <= MAX_WAITING_REQUEST).then(|| Box::new(request))
+        (request.memory() <= MAX_WAITING_REQUEST_BYTES).then(|| Box::new(request))
     }
 
     /// Removes fields that the extender does not read here, because only an agent uses them or because kube-scheduler's calls have

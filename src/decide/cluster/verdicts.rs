@@ -32,7 +32,7 @@ type Requested = (ContainerRole, u32, Option<MemoryRequest>, Option<u32>);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Signature {
     containers: Vec<Requested>,
-    selection: GpuSelection,
+    pub(super) selection: GpuSelection,
     preference: PlacementPreference,
     realtime: Option<bool>,
 }

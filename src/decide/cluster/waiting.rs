@@ -8,14 +8,16 @@
 use super::node_set::NodeSet;
 use super::verdicts::Signature;
 use model::id::{PodRef, PodUid};
-use model::placement::{GpuSelection, PlacementRequest};
+use model::placement::PlacementRequest;
+use model::pod_memory::MAX_WAITING_REQUEST_BYTES;
 use model::request::{ContainerRequest, MemoryRequest};
 use model::time::Monotonic;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Upper bound on the pods: more than kube-scheduler can try again within its five minutes. Each takes about a KiB.
+/// Upper bound on the pods: more than kube-scheduler can try again within its five minutes. Each takes about a KiB, and at most some
+/// KiB: without [`MAX_WAITING_REQUEST_BYTES`] the lists of GPUs in their annotations would take 40 KiB of each, and 800 MiB in all.
 pub(super) const MOST: usize = 20_000;
 /// Number of sets of nodes among which a call looks for an equal one. The calls for most pods name the same nodes.
 const SETS: usize = 8;
@@ -43,7 +45,8 @@ enum WaitState {
     Refused(Asked),
     /// A node fitted at its last filter call.
     Passed,
-    /// No node fits it as it is: its request cannot be read, or it has gates.
+    /// No node fits it as it is: its request cannot be read, or it has gates. A refused pod whose request is too large to be kept
+    /// counts like this too: kube-scheduler tries it again after five minutes.
     Unplaceable,
 }
 
@@ -61,9 +64,8 @@ struct WaitingPod {
 /// The pods of one kind of request that may be woken.
 #[derive(Debug)]
 pub(super) struct WaitingKind {
-    /// What each container needs, and the GPUs that the pods accept.
+    /// What each container needs.
     pub(super) needs: Box<[Need]>,
-    pub(super) selection: GpuSelection,
     /// The nodes on which something has changed since the kind was found not to fit there.
     pub(super) maybe: NodeSet,
     /// The nodes on which the kind fits, but for pods that are expected there.
@@ -93,7 +95,7 @@ pub(super) struct WaitingPods {
     namespaces: BTreeMap<Arc<str>, BTreeSet<(Monotonic, PodUid)>>,
     /// The namespaces by the number of their pods.
     sizes: BTreeSet<(usize, Arc<str>)>,
-    kinds: BTreeMap<Signature, WaitingKind>,
+    kinds: BTreeMap<Arc<Signature>, WaitingKind>,
     /// Sets of nodes that newest calls have named.
     sets: Vec<Arc<NodeSet>>,
     /// The pods that no node fits, by their last filter call, oldest first.
@@ -239,13 +241,13 @@ impl WaitingPods {
     }
 
     /// The kinds of requests of the pods that may be woken.
-    pub(super) fn kinds(&self) -> impl Iterator<Item = (&Signature, &WaitingKind)> {
+    pub(super) fn kinds(&self) -> impl Iterator<Item = (&Arc<Signature>, &WaitingKind)> {
         self.kinds.iter()
     }
 
     /// The same, mutable.
-    pub(super) fn kinds_mut(&mut self) -> impl Iterator<Item = &mut WaitingKind> {
-        self.kinds.values_mut()
+    pub(super) fn kinds_mut(&mut self) -> impl Iterator<Item = (&Arc<Signature>, &mut WaitingKind)> {
+        self.kinds.iter_mut()
     }
 
     /// One kind.
@@ -273,7 +275,13 @@ impl WaitingPods {
 
     fn put(&mut self, request: PlacementRequest, state: WaitState, now: Monotonic) {
         let (uid, namespace) = (request.uid.clone(), Arc::clone(&request.pod.namespace));
-        self.add(&uid, WaitingPod { namespace, request: Some(Box::new(request)), at: now, state });
+        if request.memory() <= MAX_WAITING_REQUEST_BYTES {
+            self.add(&uid, WaitingPod { namespace, request: Some(Box::new(request)), at: now, state });
+        } else if state.is_refused() {
+            self.is_unplaceable(&uid, &request.pod, now);
+        } else {
+            self.remove(&uid);
+        }
     }
 
     fn add(&mut self, uid: &PodUid, pod: WaitingPod) {
@@ -317,9 +325,8 @@ impl WaitingPods {
     fn join_kind(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get(uid).filter(|pod| pod.state.may_be_woken()) else { return };
         let Some(request) = pod.request.as_deref() else { return };
-        let kind = self.kinds.entry(Signature::of(request)).or_insert_with(|| WaitingKind {
+        let kind = self.kinds.entry(Arc::new(Signature::of(request))).or_insert_with(|| WaitingKind {
             needs: Need::all(request),
-            selection: request.selection.clone(),
             maybe: NodeSet::default(),
             blocked: NodeSet::default(),
             blocked_at: None,
@@ -360,6 +367,7 @@ fn rank(request: &PlacementRequest) -> Rank {
 mod tests {
     use super::*;
     use crate::cluster::tests::slice;
+    use crate::placement::tests::uuid;
 
     fn at(second: u64) -> Monotonic {
         Monotonic(second)
@@ -406,6 +414,35 @@ mod tests {
         assert_eq!((pods.pods.len(), pods.refused()), (MOST, MOST));
         let has = |n| pods.has(&slice(n, 1).uid);
         assert_eq!([has(0), has(1), has(5), has(6), has(most + 4)], [true, false, false, true, true]);
+    }
+
+    /// Everyone who may create pods decides how large a request is: 256 UUIDs fit into the annotations of a pod.
+    #[test]
+    fn a_refused_pod_with_a_large_request_is_counted_and_its_request_is_not_kept() {
+        let mut pods = WaitingPods::default();
+        let mut large = slice(1, 1000);
+        large.selection.avoid_uuids = (0..256).map(uuid).collect();
+        for n in 2..1000 {
+            let changed = pods.is_refused(
+                PlacementRequest { uid: slice(n, 1).uid, ..large.clone() },
+                asked(&[0]),
+                [0].into_iter(),
+                at(1),
+            );
+            assert!(!changed, "nothing wakes it");
+        }
+        assert_eq!((pods.refused(), pods.kinds.len()), (998, 0));
+        pods.are_inherited();
+        assert!(!pods.any_may_be_woken() && pods.pods.values().all(|pod| pod.request.is_none()));
+        refuse(&mut pods, large.clone(), at(2));
+        assert_eq!(pods.refused(), 999);
+        // A node fits it, so it does not count as refused.
+        pods.passes(&large, at(3));
+        assert_eq!((pods.refused(), pods.has(&large.uid)), (998, false));
+        // Its owner shortens the list.
+        refuse(&mut pods, large, at(4));
+        pods.is_shown(&PlacementRequest { version: Some(9), ..slice(1, 1000) }, false, at(5));
+        assert!(pods.may_be_woken(&slice(1, 1).uid).is_some() && pods.refused() == 998);
     }
 
     #[test]

@@ -23,12 +23,12 @@ use super::planted::{PlantedMistake, planted};
 use super::state::ClusterState;
 use super::verdicts::Signature;
 use super::version::VersionNumbers;
-use super::waiting::{Asked, Need, Rank, WaitingKind, WaitingPods};
+use super::waiting::{Asked, Need, Rank, WaitingPods};
 use crate::ledger::{DeviceDemand, demand_of};
 use crate::placement::{CountedClaims, accepts, place};
 use crate::wake_pace::{A_SECOND, ASKED_WITHIN, WakeCounts, WakePace};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
-use model::placement::PlacementRequest;
+use model::placement::{GpuSelection, PlacementRequest};
 use model::time::Monotonic;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -125,7 +125,7 @@ struct KeptRoom {
 /// The pods that may be woken now, by namespace, first ones first.
 #[derive(Debug, Default)]
 struct Lines {
-    pods: BTreeMap<Arc<str>, VecDeque<(Rank, Signature)>>,
+    pods: BTreeMap<Arc<str>, VecDeque<(Rank, Arc<Signature>)>>,
     /// When the next pod may be woken that may not yet.
     due: Option<Monotonic>,
     /// Whether there are more pods than these.
@@ -325,9 +325,9 @@ impl ClusterState {
             let Some(node) = name.and_then(|name| self.nodes.get(name)).filter(|node| node.closed().is_none()) else {
                 continue;
             };
-            for kind in self.waiting.kinds_mut() {
+            for (signature, kind) in self.waiting.kinds_mut() {
                 compared += kind.needs.len();
-                if may_fit(node, kind) {
+                if may_fit(node, &kind.needs, &signature.selection) {
                     // Also where the node is known already: a pod that was asked about since then may not be any more.
                     kind.maybe.insert(place);
                     self.wakes.is_due = true;
@@ -339,7 +339,7 @@ impl ClusterState {
 
     /// Lets pods be judged again where room was kept for others.
     fn try_blocked(&mut self, now: Monotonic) {
-        for kind in self.waiting.kinds_mut() {
+        for (_, kind) in self.waiting.kinds_mut() {
             if kind.blocked_at.is_some_and(|at| now.since(at) >= BLOCKED) {
                 kind.maybe.take_all(&mut kind.blocked);
                 kind.blocked_at = None;
@@ -404,7 +404,7 @@ impl ClusterState {
                     }
                     taken += 1;
                     let line = lines.pods.entry(Arc::clone(namespace)).or_default();
-                    line.push_back((rank.clone(), signature.clone()));
+                    line.push_back((rank.clone(), Arc::clone(signature)));
                 }
             }
         }
@@ -433,7 +433,7 @@ impl ClusterState {
     fn find_room(
         &self,
         waiting: &mut WaitingPods,
-        (signature, uid): (&Signature, &PodUid),
+        (signature, uid): (&Arc<Signature>, &PodUid),
         judged: &mut usize,
         now: Monotonic,
     ) -> Option<KeptRoom> {
@@ -506,7 +506,7 @@ impl ClusterState {
 
 impl Lines {
     /// The next pod: the highest priority first, then the namespace whose turn it is.
-    fn next(&mut self, served: &BTreeMap<Arc<str>, u64>) -> Option<(Signature, PodUid)> {
+    fn next(&mut self, served: &BTreeMap<Arc<str>, u64>) -> Option<(Arc<Signature>, PodUid)> {
         let turn = |namespace: &Arc<str>| served.get(namespace).copied().unwrap_or(0);
         let heads = self.pods.iter().filter_map(|(namespace, line)| Some((namespace, &line.front()?.0.0)));
         let (namespace, _) = heads.min_by_key(|(namespace, priority)| (**priority, turn(namespace)))?;
@@ -517,7 +517,7 @@ impl Lines {
 }
 
 /// Whether a node has enough GPUs, and for each container of a kind one with enough of everything, by claims alone.
-fn may_fit(node: &NodeClaims, kind: &WaitingKind) -> bool {
+fn may_fit(node: &NodeClaims, needs: &[Need], selection: &GpuSelection) -> bool {
     let devices = &node.devices().devices;
     let has = |need: &Need| {
         devices.len() >= need.gpus
@@ -526,10 +526,10 @@ fn may_fit(node: &NodeClaims, kind: &WaitingKind) -> bool {
                 has.memory.saturating_sub(claimed.memory) >= need.memory
                     && has.cores.saturating_sub(claimed.cores) >= need.cores
                     && has.slots > claimed.containers
-                    && accepts(&kind.selection, device)
+                    && accepts(selection, device)
             })
     };
-    kind.needs.iter().all(has)
+    needs.iter().all(has)
 }
 
 #[cfg(test)]
