@@ -24,7 +24,7 @@ mod fit;
 
 pub use device::{DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 pub use fit::place;
-pub(crate) use fit::{accepts, accepts_kind, requested};
+pub(crate) use fit::{AcceptedDevices, accepts_kind, requested};
 pub use reality::{BeyondClaims, ClaimedUse, MemoryBasis, ReportedMemory};
 pub use reason::{NearestMiss, NodeRefusal, RefusalReason};
 pub use rules::{CheckResult, CountedClaims, Placement, PlacementRules};

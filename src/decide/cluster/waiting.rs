@@ -14,6 +14,7 @@ use model::request::{ContainerRequest, MemoryRequest};
 use model::time::Monotonic;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 
 /// Upper bound on the pods: more than kube-scheduler can try again within its five minutes. Each takes about a KiB, and at most some
@@ -245,9 +246,14 @@ impl WaitingPods {
         self.kinds.iter()
     }
 
-    /// The same, mutable.
-    pub(super) fn kinds_mut(&mut self) -> impl Iterator<Item = (&Arc<Signature>, &mut WaitingKind)> {
-        self.kinds.iter_mut()
+    /// The same, mutable, from this one on; `None`: from the first one.
+    pub(super) fn kinds_from(
+        &mut self,
+        first: Option<&Signature>,
+    ) -> impl Iterator<Item = (&Arc<Signature>, &mut WaitingKind)> {
+        let range: (Bound<&Signature>, Bound<&Signature>) =
+            (first.map_or(Bound::Unbounded, Bound::Included), Bound::Unbounded);
+        self.kinds.range_mut::<Signature, _>(range)
     }
 
     /// One kind.

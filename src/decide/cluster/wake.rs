@@ -25,20 +25,23 @@ use super::verdicts::Signature;
 use super::version::VersionNumbers;
 use super::waiting::{Asked, Need, Rank, WaitingPods};
 use crate::ledger::{DeviceDemand, demand_of};
-use crate::placement::{CountedClaims, accepts, place};
+use crate::placement::{AcceptedDevices, CountedClaims, place};
 use crate::wake_pace::{A_SECOND, ASKED_WITHIN, WakeCounts, WakePace};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::placement::{GpuSelection, PlacementRequest};
 use model::time::Monotonic;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Number of nodes that are judged in one step, and of kinds of requests that are compared with changed nodes: 0.2 ms for pods of one
-/// container. Each container more counts like a node.
+/// container. Each container more counts like a node, and so does each product that the pods of a kind name.
 const JUDGED: usize = 256;
 const COMPARED: usize = 16_384;
+/// A node counts like this many if it is judged beside pods that are nominated to it or expected there: it is copied for that, which
+/// takes up to 80 us.
+const COPIED: usize = 32;
 /// How often a pod is judged again for a node whose room is kept for another pod.
 const BLOCKED: Duration = Duration::from_secs(1);
 /// How long a change is left to kube-scheduler, which tries refused pods itself at many events, and then soonest.
@@ -96,6 +99,8 @@ pub(super) struct Wakes {
     /// The places of nodes that have changed and were not compared with the kinds of requests since, with the time when that was
     /// found.
     fresh: BTreeMap<usize, Monotonic>,
+    /// The place of the node with which some kinds were compared in the last step, and the kind that comes next.
+    comparing: Option<(usize, Arc<Signature>)>,
     /// The room that is kept for pods until kube-scheduler asks about them.
     kept: BTreeMap<PodUid, KeptRoom>,
     /// Whether some kind may fit on a node since the last step.
@@ -122,10 +127,10 @@ struct KeptRoom {
     demands: Vec<(GpuUuid, DeviceDemand)>,
 }
 
-/// The pods that may be woken now, by namespace, first ones first.
+/// The pods that may be woken now, by namespace, first ones first. At most [`JUDGED`] of a namespace: no step judges more.
 #[derive(Debug, Default)]
 struct Lines {
-    pods: BTreeMap<Arc<str>, VecDeque<(Rank, Arc<Signature>)>>,
+    pods: BTreeMap<Arc<str>, BTreeSet<(Rank, Arc<Signature>)>>,
     /// When the next pod may be woken that may not yet.
     due: Option<Monotonic>,
     /// Whether there are more pods than these.
@@ -285,7 +290,10 @@ impl ClusterState {
     fn look_for_changes(&mut self, now: Monotonic) {
         let changes = self.changes.load(Ordering::Acquire);
         let sweeps = match self.wakes.swept {
-            Some(swept) => now.since(swept) >= SWEEP && self.wakes.fresh.is_empty() && !self.wakes.is_due,
+            Some(swept) => {
+                let Wakes { fresh, comparing, is_due, .. } = &self.wakes;
+                now.since(swept) >= SWEEP && fresh.is_empty() && comparing.is_none() && !is_due
+            }
             None => true,
         };
         if self.wakes.looked == Some(changes) && !sweeps {
@@ -315,31 +323,45 @@ impl ClusterState {
         let settled = self.wakes.fresh.iter().filter(|(_, found)| now.since(**found) >= SETTLES);
         let settled: Vec<usize> = settled.map(|(place, _)| *place).take(COMPARED).collect();
         let mut compared = 0;
+        if let Some((place, first)) = self.wakes.comparing.take() {
+            self.compare(place, Some(&first), &mut compared);
+        }
         for place in settled {
             if compared >= COMPARED {
                 return true;
             }
             compared += 1;
             self.wakes.fresh.remove(&place);
-            let name = self.wakes.seen.get(place).and_then(Option::as_ref).map(|seen| &seen.name);
-            let Some(node) = name.and_then(|name| self.nodes.get(name)).filter(|node| node.closed().is_none()) else {
-                continue;
-            };
-            for (signature, kind) in self.waiting.kinds_mut() {
-                compared += kind.needs.len();
-                if may_fit(node, &kind.needs, &signature.selection) {
-                    // Also where the node is known already: a pod that was asked about since then may not be any more.
-                    kind.maybe.insert(place);
-                    self.wakes.is_due = true;
-                }
+            self.compare(place, None, &mut compared);
+        }
+        self.wakes.comparing.is_some()
+    }
+
+    /// Finds the kinds of requests that may fit on a node, from this one on, until too many were compared. A kind that comes to an
+    /// earlier place meanwhile is that of a call which knew the change of the node, or to which [`ClusterState::refuse`] adds it.
+    fn compare(&mut self, place: usize, first: Option<&Signature>, compared: &mut usize) {
+        let name = self.wakes.seen.get(place).and_then(Option::as_ref).map(|seen| &seen.name);
+        let Some(node) = name.and_then(|name| self.nodes.get(name)).filter(|node| node.closed().is_none()) else {
+            return;
+        };
+        for (signature, kind) in self.waiting.kinds_from(first) {
+            if *compared >= COMPARED {
+                self.wakes.comparing = Some((place, Arc::clone(signature)));
+                return;
+            }
+            let GpuSelection { use_types, avoid_types, .. } = &signature.selection;
+            *compared += kind.needs.len() + use_types.len() + avoid_types.len();
+            if may_fit(node, &kind.needs, &signature.selection) {
+                // Also where the node is known already: a pod that was asked about since then may not be any more.
+                kind.maybe.insert(place);
+                self.wakes.is_due = true;
             }
         }
-        false
     }
 
     /// Lets pods be judged again where room was kept for others.
     fn try_blocked(&mut self, now: Monotonic) {
-        for (_, kind) in self.waiting.kinds_mut() {
+        for (_, kind) in self.waiting.kinds_from(None) {
             if kind.blocked_at.is_some_and(|at| now.since(at) >= BLOCKED) {
                 kind.maybe.take_all(&mut kind.blocked);
                 kind.blocked_at = None;
@@ -349,6 +371,11 @@ impl ClusterState {
     }
 
     fn wake_in_order(&mut self, now: Monotonic) -> WakeStep {
+        if let Some(free) = self.wakes.pace.waits(now) {
+            // What is due stays due, and at that moment all pods are looked at, also those that are due before.
+            self.wakes.due = Some(free);
+            return WakeStep::default();
+        }
         // The pods are not changed, only what is known of their kinds.
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut lines = self.lines(&waiting, now);
@@ -383,8 +410,13 @@ impl ClusterState {
         let mut lines = Lines::default();
         for (signature, kind) in waiting.kinds().filter(|(_, kind)| !kind.maybe.is_empty()) {
             for (namespace, members) in kind.members() {
+                let line = lines.pods.entry(Arc::clone(namespace)).or_default();
                 let mut taken = 0;
                 for rank in members {
+                    if line.len() >= JUDGED && line.last().is_some_and(|(last, _)| last < rank) {
+                        lines.more = true;
+                        break;
+                    }
                     let Some((request, asked)) = waiting.may_be_woken(&rank.2) else { continue };
                     let is_bound = self.locations.contains_key(&request.uid);
                     if is_bound || self.candidates(&kind.maybe, asked).next().is_none() {
@@ -403,12 +435,14 @@ impl ClusterState {
                         break;
                     }
                     taken += 1;
-                    let line = lines.pods.entry(Arc::clone(namespace)).or_default();
-                    line.push_back((rank.clone(), Arc::clone(signature)));
+                    line.insert((rank.clone(), Arc::clone(signature)));
+                    if line.len() > JUDGED {
+                        line.pop_last();
+                        lines.more = true;
+                    }
                 }
             }
         }
-        lines.pods.values_mut().for_each(|line| line.make_contiguous().sort());
         lines
     }
 
@@ -444,9 +478,13 @@ impl ClusterState {
         let candidates = self.candidates(&kind.maybe, asked.as_ref());
         let places: Vec<usize> = candidates.take(JUDGED.div_ceil(containers)).collect();
         for place in places {
+            // The other nodes are judged in the next step.
+            if *judged >= JUDGED {
+                break;
+            }
             let name = &self.wakes.seen.get(place)?.as_ref()?.name;
             *judged += containers;
-            match self.room_of(&request, name, now) {
+            match self.room_of(&request, name, judged, now) {
                 NodeRoom::Free(demands) => {
                     return Some(KeptRoom { node: name.clone(), until: now.after(ASKED_WITHIN), demands });
                 }
@@ -462,7 +500,7 @@ impl ClusterState {
     }
 
     /// Whether a node has room for a pod, beside those that are expected there soon, and those that are nominated to it.
-    fn room_of(&self, request: &PlacementRequest, name: &NodeName, now: Monotonic) -> NodeRoom {
+    fn room_of(&self, request: &PlacementRequest, name: &NodeName, judged: &mut usize, now: Monotonic) -> NodeRoom {
         let Some(node) = self.nodes.get(name).filter(|node| node.closed().is_none()) else { return NodeRoom::Taken };
         let fits = |devices| place(request, devices, &self.rules.placement, CountedClaims::Claims);
         let Ok(alone) = fits(node.devices()) else { return NodeRoom::Taken };
@@ -475,7 +513,11 @@ impl ClusterState {
         let counted = |uid: &PodUid| nominated.as_ref().is_some_and(|node| node.ledger().get(uid).is_some());
         let kept = self.wakes.kept.iter().filter(|(uid, kept)| kept.node == *name && !counted(uid));
         let kept: Vec<&KeptRoom> = kept.map(|(_, kept)| kept).collect();
-        let beside = match node.devices_with(&expected) {
+        let with_expected = node.devices_with(&expected);
+        if nominated.is_some() || with_expected.is_some() {
+            *judged += COPIED;
+        }
+        let beside = match with_expected {
             None if kept.is_empty() && nominated.is_none() => Some(alone),
             devices => {
                 let mut devices = devices.unwrap_or_else(|| node.devices().clone());
@@ -508,10 +550,10 @@ impl Lines {
     /// The next pod: the highest priority first, then the namespace whose turn it is.
     fn next(&mut self, served: &BTreeMap<Arc<str>, u64>) -> Option<(Arc<Signature>, PodUid)> {
         let turn = |namespace: &Arc<str>| served.get(namespace).copied().unwrap_or(0);
-        let heads = self.pods.iter().filter_map(|(namespace, line)| Some((namespace, &line.front()?.0.0)));
+        let heads = self.pods.iter().filter_map(|(namespace, line)| Some((namespace, &line.first()?.0.0)));
         let (namespace, _) = heads.min_by_key(|(namespace, priority)| (**priority, turn(namespace)))?;
         let namespace = Arc::clone(namespace);
-        let ((.., uid), signature) = self.pods.get_mut(&namespace)?.pop_front()?;
+        let ((.., uid), signature) = self.pods.get_mut(&namespace)?.pop_first()?;
         Some((signature, uid))
     }
 }
@@ -519,6 +561,7 @@ impl Lines {
 /// Whether a node has enough GPUs, and for each container of a kind one with enough of everything, by claims alone.
 fn may_fit(node: &NodeClaims, needs: &[Need], selection: &GpuSelection) -> bool {
     let devices = &node.devices().devices;
+    let mut accepted = AcceptedDevices::of(selection);
     let has = |need: &Need| {
         devices.len() >= need.gpus
             && devices.iter().any(|device| {
@@ -526,7 +569,7 @@ fn may_fit(node: &NodeClaims, needs: &[Need], selection: &GpuSelection) -> bool 
                 has.memory.saturating_sub(claimed.memory) >= need.memory
                     && has.cores.saturating_sub(claimed.cores) >= need.cores
                     && has.slots > claimed.containers
-                    && accepts(selection, device)
+                    && accepted.has(device)
             })
     };
     needs.iter().all(has)

@@ -59,19 +59,39 @@ pub fn place(
     Ok(Placement { claim, terms, fill: terms.fill(attempt.weights), check: attempt.found })
 }
 
-/// For each device, the test at which it fails for every container of the pod, whatever the container requests. The devices of a
-/// node are mostly of one kind, which is judged once: a pod may name 64 products.
-fn all_barred(devices: &[PlacementDevice], selection: &GpuSelection) -> Vec<Option<RefusalReason>> {
-    let mut last: Option<(&Arc<DeviceKind>, bool)> = None;
-    let judged = devices.iter().map(|device| {
-        let accepted = match last {
+/// Which devices of a node a pod accepts. They are mostly of one kind, which is judged once: a pod may name 64 products.
+#[derive(Debug)]
+pub(crate) struct AcceptedDevices<'a> {
+    selection: &'a GpuSelection,
+    /// The kind of the last device, and whether the pod accepts it.
+    last: Option<(&'a Arc<DeviceKind>, bool)>,
+}
+
+impl<'a> AcceptedDevices<'a> {
+    pub(crate) fn of(selection: &'a GpuSelection) -> AcceptedDevices<'a> {
+        AcceptedDevices { selection, last: None }
+    }
+
+    /// Whether the pod accepts this device, if enough of it is free.
+    pub(crate) fn has(&mut self, device: &'a PlacementDevice) -> bool {
+        self.barred(device).is_none()
+    }
+
+    /// The test at which the device fails for every container of the pod, whatever the container requests.
+    fn barred(&mut self, device: &'a PlacementDevice) -> Option<RefusalReason> {
+        let accepted = match self.last {
             Some((kind, accepted)) if Arc::ptr_eq(kind, &device.kind) => accepted,
-            _ => accepts_kind(selection, &device.kind),
+            _ => accepts_kind(self.selection, &device.kind),
         };
-        last = Some((&device.kind, accepted));
-        barred(device, selection, accepted)
-    });
-    judged.collect()
+        self.last = Some((&device.kind, accepted));
+        barred(device, self.selection, accepted)
+    }
+}
+
+/// For each device, the test at which it fails for every container of the pod, whatever the container requests.
+fn all_barred(devices: &[PlacementDevice], selection: &GpuSelection) -> Vec<Option<RefusalReason>> {
+    let mut accepted = AcceptedDevices::of(selection);
+    devices.iter().map(|device| accepted.barred(device)).collect()
 }
 
 fn barred(device: &PlacementDevice, selection: &GpuSelection, accepts_kind: bool) -> Option<RefusalReason> {
@@ -88,11 +108,6 @@ fn barred(device: &PlacementDevice, selection: &GpuSelection, accepts_kind: bool
     let named = |uuids: &[GpuUuid]| uuids.binary_search(&device.uuid).is_ok();
     let barred = (!use_uuids.is_empty() && !named(use_uuids)) || named(avoid_uuids);
     barred.then_some(RefusalReason::CardUuidMismatch)
-}
-
-/// Whether the pod accepts this device, if enough of it is free.
-pub(crate) fn accepts(selection: &GpuSelection, device: &PlacementDevice) -> bool {
-    barred(device, selection, accepts_kind(selection, &device.kind)).is_none()
 }
 
 /// Whether the pod accepts this product and this sharing mode.

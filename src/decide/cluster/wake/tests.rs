@@ -371,6 +371,76 @@ fn many_pods_are_woken_at_the_pace_of_all() {
     assert!(woken.last().unwrap().0 <= 3_000);
 }
 
+/// Otherwise each look would put all pods in line, only to find that none of them may be woken.
+#[test]
+fn what_is_due_stays_due_while_too_many_pods_were_woken() {
+    let mut cluster = full(3);
+    (10..50).for_each(|n| assert!(!ask(&mut cluster, slice(n, 800), names(3), 0)));
+    (0..3).for_each(|n| gone(&mut cluster, n));
+    assert_eq!(woken_until(&mut cluster, 0, 300).len(), A_SECOND);
+    assert!(cluster.wakes.is_due);
+    assert_eq!(woken_until(&mut cluster, 300, 1_200), []);
+    assert!(cluster.wakes.is_due);
+    assert_eq!(woken_until(&mut cluster, 1_200, 1_300).len(), 10, "three GPUs have 30 slots");
+}
+
+/// Each pod has a kind of its own, so the bound for a kind does not hold.
+#[test]
+fn no_more_pods_of_a_namespace_are_in_line_than_are_judged_in_a_step() {
+    let mut cluster = full(1);
+    let most = u32::try_from(JUDGED).unwrap() + 50;
+    for n in 0..most {
+        let priority = i32::try_from(n).unwrap();
+        let request = PlacementRequest { priority, ..slice(10 + n, 1000 + u64::from(n)) };
+        assert!(!ask(&mut cluster, request, names(1), 0));
+    }
+    gone(&mut cluster, 0);
+    cluster.look_for_changes(ms(0));
+    assert!(!cluster.compare_changed(ms(200)));
+    let lines = cluster.lines(&cluster.waiting, ms(200));
+    let line: Vec<u32> = lines.pods.values().flatten().map(|((.., uid), _)| number(uid)).collect();
+    assert!(lines.more && line.is_sorted_by(|one, next| one > next));
+    assert_eq!((line.len(), line.first()), (JUDGED, Some(&(most + 9))), "the most urgent pod has the last kind");
+    let urgent: Vec<u32> = (most..most + 10).rev().collect();
+    assert_eq!(woken(&mut cluster, 200), urgent, "a GPU of ten slots");
+}
+
+#[test]
+fn one_node_is_compared_in_several_steps_with_many_kinds_that_name_many_products() {
+    let mut cluster = full(1);
+    let mut products: Vec<Arc<str>> = (0..50).map(|number| format!("a{number}").into()).collect();
+    products.push("h100".into());
+    for n in 0..400 {
+        let mut request = slice(10 + n, 1000 + u64::from(n));
+        request.selection.use_types.clone_from(&products);
+        assert!(!ask(&mut cluster, request, names(1), 0));
+    }
+    gone(&mut cluster, 0);
+    let found = |cluster: &ClusterState| cluster.waiting.kinds().filter(|(_, kind)| !kind.maybe.is_empty()).count();
+    cluster.look_for_changes(ms(0));
+    assert!(cluster.compare_changed(ms(200)), "another step is needed");
+    assert!((300..350).contains(&found(&cluster)), "{}", found(&cluster));
+    // Among them is the kind that comes next.
+    (300..350).for_each(|n| gone(&mut cluster, 10 + n));
+    assert!(!cluster.compare_changed(ms(200)));
+    assert_eq!(found(&cluster), 350, "each kind that is left");
+}
+
+#[test]
+fn few_nodes_are_judged_in_a_step_if_room_is_kept_there_for_nominated_pods() {
+    let mut cluster = cluster(20, 1);
+    for n in 0..20 {
+        let urgent = PlacementRequest { priority: 100, ..slice(100 + n, WHOLE) };
+        cluster.is_nominated(&urgent, &name(n), ms(0));
+    }
+    let nodes: Vec<String> = (0..20).map(|n| format!("node-{n}")).collect();
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    assert!(!ask(&mut cluster, slice(10, WHOLE), &nodes, 0));
+    assert!(!cluster.wakes(ms(0)).more);
+    let steps = (0..).take_while(|_| cluster.wakes(ms(200)).more).count();
+    assert_eq!(steps, 2, "eight nodes in each of them, and four in the last one");
+}
+
 #[test]
 fn a_new_leader_wakes_the_pods_that_its_watch_shows() {
     let mut cluster = full(2);
