@@ -46,7 +46,7 @@ const REFUSED_SCRAPES: MetricFamily = MetricFamily::counter(
 );
 const CHECKS: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_realtime_checks_total",
-    "Nodes of filter calls by the result of the real-time check of memory: passed, refused, warned, fallback (the memory of processes is not known).",
+    "Nodes of filter calls by the result of the real-time check of memory: passed, refused, warned, fallback (the node fits, and the memory of its processes is not known).",
 );
 const CHANGED: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_realtime_changed_decisions_total",

@@ -19,8 +19,8 @@ use wire::api::decisions::DecisionVerb;
 use wire::extender::{self, ExtenderArgs, ExtenderPreemptionArgs, FailedNode, NodeVictims};
 use wire::{misspelt_key, placement};
 
-/// Refused nodes of one call of which `-v 4` shows a line each; the others are counted. They are enough to find the kinds of reasons,
-/// and at 100 calls a second they are as many lines as the log takes.
+/// Refused nodes of one call of which `-v 4` shows a line each, and one for each GPU where the real-time check fails; the others are
+/// counted. They are enough to find the kinds of reasons, and at 100 calls a second they are as many lines as the log takes.
 const LOGGED: usize = 100;
 /// Why a pod with gates has no node.
 const GATED: &str = "the pod has scheduling gates: no GPU is kept for it before they are removed";
@@ -137,8 +137,8 @@ impl Verbs {
         self.record(pod, DecisionVerb::Filter, (text, Some(Box::new(detail))));
     }
 
-    /// Logs the GPUs on which the real-time check fails: one of them for each decision, all of them at -v 4. Returns the place of
-    /// its node and a sentence about each, for the first [`MEMORY_NODES`] nodes that are refused for it.
+    /// Logs GPUs on which the real-time check fails: one of them for each decision, more of them at `-v 4`. Returns the place of its
+    /// node and a sentence about each.
     fn failed_checks(
         &self,
         pod: &Pod,
@@ -146,15 +146,10 @@ impl Verbs {
         verdict: &FilterVerdict,
         asked: &PlacementRequest,
     ) -> Vec<(usize, String)> {
-        let refused =
-            verdict.refused.iter().filter(|node| node.why.check == CheckResult::Refused).map(|node| node.place);
-        let best = verdict.proposed.and_then(|best| verdict.fit.iter().position(|place| *place == best));
-        let best = best.and_then(|best| verdict.explained.get(best)).map(|explained| explained.check);
-        let warned = verdict.proposed.filter(|_| best == Some(CheckResult::Warned));
-        let all = tracing::enabled!(tracing::Level::TRACE);
-        let places = warned.into_iter().chain(refused).take(if all { usize::MAX } else { MEMORY_NODES });
+        let warned = warned(verdict);
+        let places = failing(verdict, tracing::enabled!(tracing::Level::TRACE));
         let mut sentences = Vec::new();
-        for (number, place) in places.enumerate() {
+        for (number, place) in places.into_iter().enumerate() {
             let Some(name) = names.get(place) else { continue };
             for (nth, check) in self.cluster.failed_checks(asked, name).iter().enumerate() {
                 let line = realtime::failed(&pod.name, check);
@@ -311,6 +306,50 @@ impl Verbs {
     }
 }
 
+/// The best node, if it is named although less memory is really free there.
+fn warned(verdict: &FilterVerdict) -> Option<usize> {
+    let best = verdict.fit.iter().position(|place| Some(*place) == verdict.proposed)?;
+    let is_warned = verdict.explained.get(best)?.check == CheckResult::Warned;
+    verdict.proposed.filter(|_| is_warned)
+}
+
+/// The nodes whose failed checks are explained: the best one if it is named all the same, and the first ones that are refused. With
+/// `-v 4` (`is_verbose`) there are more of them.
+fn failing(verdict: &FilterVerdict, is_verbose: bool) -> Vec<usize> {
+    let refused = verdict.refused.iter().filter(|node| node.why.check == CheckResult::Refused);
+    let most = if is_verbose { LOGGED } else { MEMORY_NODES };
+    warned(verdict).into_iter().chain(refused.map(|node| node.place)).take(most).collect()
+}
+
 fn joined(sentences: impl Iterator<Item = String>) -> String {
     sentences.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decide::cluster::ExplainedScore;
+    use decide::placement::NodeRefusal;
+
+    /// Otherwise one call about 5,000 nodes of eight GPUs would write 40,000 lines.
+    #[test]
+    fn failed_checks_are_explained_for_some_nodes_of_a_call() {
+        let refused = |place: usize| {
+            let mut why = NodeRefusal::whole(RefusalReason::CardInsufficientMemory);
+            why.check = if place % 2 == 0 { CheckResult::Unchecked } else { CheckResult::Refused };
+            RefusedNode { place, why }
+        };
+        let warned = ExplainedScore { check: CheckResult::Warned, ..ExplainedScore::default() };
+        let mut verdict = FilterVerdict {
+            fit: vec![7000, 8000],
+            explained: vec![ExplainedScore::default(), warned],
+            proposed: Some(8000),
+            refused: (0..5000).map(refused).collect(),
+            ..FilterVerdict::default()
+        };
+        assert_eq!(failing(&verdict, false), [8000, 1, 3, 5, 7]);
+        assert_eq!(failing(&verdict, true).len(), LOGGED);
+        verdict.proposed = Some(7000);
+        assert_eq!(failing(&verdict, false), [1, 3, 5, 7, 9], "its memory is really free");
+    }
 }
