@@ -47,6 +47,8 @@ mod cdi;
 #[cfg(test)]
 mod container;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod wakes;
 #[cfg(test)]
 mod writable;

@@ -2,6 +2,7 @@
 //! cluster.
 
 use crate::container::device_nodes;
+use crate::doctor::Waiting;
 use crate::placed::{GPUS, Placed, SETTLED, container, spec};
 use lab::eventually::eventually;
 use lab::scenario::{FakeGpu, FakeNvml, Scenario, process};
@@ -49,12 +50,13 @@ fn wait_until_refused(placed: &Placed, name: &str) {
 }
 
 /// Promise 48 in docs/specification.md: a Job waits for the GPUs of a Deployment. Its pod has a node within three seconds after
-/// the last pod of the Deployment is gone. 20 rounds with `GPU_STEWARD_LONG`.
+/// the last pod of the Deployment is gone. 20 rounds with `GPU_STEWARD_LONG`. Afterwards `doctor` looks at the same installation.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn a_job_is_bound_soon_after_the_deployment_that_held_the_gpus_is_scaled_to_zero() {
     let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 3 };
     let placed = Placed::up_with("extender-wakes", &[]);
+    let waiting = Waiting::prepare(&placed);
     placed.agents_report();
     let whole = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 100 });
     placed.deployment("full", &whole);
@@ -81,6 +83,7 @@ fn a_job_is_bound_soon_after_the_deployment_that_held_the_gpus_is_scaled_to_zero
     }
     println!("wakes after which a node fitted: {:?}", placed.metric(PASSED));
     assert!(late.is_empty(), "{late:?} {}", placed.extender_log());
+    waiting.check();
 }
 
 /// A process of the host takes most of the memory of a GPU, so a pod is refused. When the process has ended, the pod has a node

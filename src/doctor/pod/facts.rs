@@ -162,13 +162,14 @@ impl PodFacts {
         };
     }
 
-    /// The newest step that an event or a decision shows; a decision counts where both are of one moment, because it has more to say.
+    /// The newest step that an event or a decision shows. Of one second, a decision counts before an event, because it has more to say,
+    /// and of two decisions the newer one: the bind call often follows the filter call within milliseconds.
     pub(crate) fn last_step(&self) -> Option<Step> {
-        let events = self.events.iter().flatten().filter_map(of_event);
-        let decisions = self.decisions.iter().flatten().filter_map(of_decision);
+        // Both are listed with the newest first. Of equal steps, `max_by_key` takes the last one.
+        let events = self.events.iter().flatten().rev().filter_map(of_event);
+        let decisions = self.decisions.iter().flatten().rev().filter_map(of_decision);
         // The time of an event has whole seconds where it is read.
-        let second = |step: &Step| step.at.map(|at| at.0 / 1_000_000);
-        events.chain(decisions).max_by_key(|step| (second(step), !step.refused.is_empty()))
+        events.chain(decisions).max_by_key(|step| step.at.map(|at| at.0 / 1_000_000))
     }
 }
 

@@ -343,6 +343,7 @@ fn binding_failed(step: &Step) -> Finding {
         )
     } else if says(&[
         "no answer",
+        "not answered",
         "timed out",
         "timeout",
         "etcd",

@@ -134,6 +134,14 @@ fn each_leaf_of_the_tree_is_found_and_says_what_to_do() {
             "ApiServerUnwell",
             "etcd",
         ),
+        (
+            with_event(
+                "BindingFailed",
+                "not bound to n1: the API server has not answered yet; the binding is written again",
+            ),
+            "ApiServerUnwell",
+            "etcd",
+        ),
         (with_event("BindingFailed", "not bound to n1: 403 pods is forbidden"), "BindingForbidden", "rights"),
         (with_event("FilteringSucceed", "2 of 4 nodes fit, n1 best"), "StoppedByOtherPlugin", "kube-scheduler"),
     ] {
@@ -277,4 +285,22 @@ fn a_step_that_has_just_been_made_is_no_fault() {
     assert_eq!(codes(&with_event("BindingSucceed", "bound to n1")), [("BindingSucceed", Verdict::Note)]);
     let raced = with_event("BindingFailed", "not bound to n1: the GPU is taken");
     assert_eq!(codes(&raced), [("BindingFailed", Verdict::Wrong)]);
+}
+
+#[test]
+fn of_two_decisions_of_one_second_the_newer_one_counts() {
+    let decision = |micros: u64, verb: DecisionVerb, result: &str| DecisionJson {
+        at: wire::timestamp::to_rfc3339_micros(WallTime(NOW.0 - 60_000_000 + micros)),
+        pod: "ml/a".into(),
+        uid: String::new(),
+        verb,
+        result: result.into(),
+        scores: Vec::new(),
+        detail: None,
+    };
+    let newest_first = vec![
+        decision(9_000, DecisionVerb::Bind, "not bound to n1: 403 pods is forbidden"),
+        decision(2_000, DecisionVerb::Filter, "no node fits"),
+    ];
+    assert_eq!(codes(&PodFacts { decisions: Ok(newest_first), ..facts() }), [("BindingForbidden", Verdict::Wrong)]);
 }
