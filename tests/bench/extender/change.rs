@@ -28,7 +28,7 @@ const WORST_SECOND: f64 = 2.0;
 pub(crate) fn measure(crowd: Crowd, figures: &mut Figures) -> Outcome<()> {
     let Crowd { server, mut leader, mut agents, .. } = crowd;
     for (what, tries_mark) in [("SIGTERM", TRIES_STOP), ("SIGKILL", TRIES_KILL)] {
-        let next = Served::with_streams(&server)?;
+        let next = Served::with_streams(&server, &[])?;
         next.wait_until_ready();
         eventually("the TLS port of the other extender", SOON, || {
             next.log().contains("agents and other extenders can connect").then_some(())

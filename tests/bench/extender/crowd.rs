@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Nodes, each with an agent.
 pub(crate) const NODES: usize = 5000;
 /// Time until the allocator has returned the memory of the start or the handshakes.
-const SETTLES: Duration = Duration::from_secs(20);
+pub(crate) const SETTLES: Duration = Duration::from_secs(20);
 /// The length of each measurement.
 const MEASURED: Duration = Duration::from_secs(60);
 /// The number of changes whose age is measured.
@@ -37,11 +37,11 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Starts the leader, and opens a stream for each node.
-    pub(crate) fn gather() -> Outcome<Crowd> {
+    /// Starts the leader with these flags, and opens a stream for each node.
+    pub(crate) fn gather(flags: &[&str]) -> Outcome<Crowd> {
         let server = cluster(NODES, 1);
         put_agents(&server, NODES);
-        let leader = Served::with_streams(&server)?;
+        let leader = Served::with_streams(&server, flags)?;
         leader.wait_until_leads();
         let trusted = eventually("the certificates of the extenders", SOON, || {
             let stored = server.object("configmaps", "gpu", "gpu-steward-extender-ca")?;
@@ -142,7 +142,7 @@ impl Crowd {
 }
 
 /// VmRSS and RssAnon, in MiB.
-fn memory(extender: &Served) -> Outcome<[f64; 2]> {
+pub(crate) fn memory(extender: &Served) -> Outcome<[f64; 2]> {
     let mib =
         |field: &str| Ok::<_, Box<dyn std::error::Error>>(many(usize::try_from(extender.memory_kib(field)?)?) / 1024.0);
     Ok([mib("VmRSS")?, mib("RssAnon")?])

@@ -6,6 +6,7 @@
 //!   ready    start ──▶ first answer, beside a plain list of the same objects
 //!   readers  clients that never read /metrics/hami: memory, filter calls, Lease
 //!   idle     the cost of a leader that gets no calls, with 1,000 nodes and with 5,000
+//!   check    two leaders with 5,000 streams each, one without the real-time check and one with it, take turns
 //!   crowd    agents (this program again) ──5,000 streams──▶ leader: memory, CPU, age of the data for decisions
 //!   change   two extenders; the leader stops, or is killed: the gap, and how the streams move
 //! ```
@@ -25,6 +26,7 @@ mod idle;
 mod readers;
 mod agents;
 mod crowd;
+mod check;
 mod gap;
 mod change;
 
@@ -72,8 +74,11 @@ fn bench(parts: &str) -> Outcome<bool> {
     if wanted("readers") {
         readers::measure(&mut figures)?;
     }
+    if wanted("check") {
+        check::measure(&mut figures)?;
+    }
     if wanted("crowd") || wanted("change") {
-        let mut crowd = crowd::Crowd::gather()?;
+        let mut crowd = crowd::Crowd::gather(&[])?;
         if wanted("crowd") {
             crowd.measure(&mut figures)?;
         }

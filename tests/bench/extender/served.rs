@@ -55,8 +55,8 @@ impl Served {
         Ok(served)
     }
 
-    /// An extender with streams and default settings. It listens, but may not lead yet.
-    pub(crate) fn with_streams(server: &FakeApiServer) -> Outcome<Served> {
+    /// An extender with streams, and default settings but for these flags. It listens, but may not lead yet.
+    pub(crate) fn with_streams(server: &FakeApiServer, more: &[&str]) -> Outcome<Served> {
         Served::begun(server, |dir| {
             let token = dir.join("token");
             // These flags are for an extender outside a pod, because the fake API server has no pods of extenders.
@@ -66,6 +66,7 @@ impl Served {
             let flags = ["--lease-namespace", "gpu", "--stream-listen", "127.0.0.1:0", "--stream-accounts", AGENTS];
             let mut flags: Vec<OsString> = flags.map(OsString::from).into();
             flags.extend(["--stream-token-file".into(), token.into()]);
+            flags.extend(more.iter().map(OsString::from));
             Ok(flags)
         })
     }

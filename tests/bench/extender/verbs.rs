@@ -31,7 +31,7 @@ const MOST_GROWTH: f64 = 1.5;
 const MOST_BIND_GROWTH: f64 = 1.5;
 
 /// CPU time of one call, in microseconds, with all calls on one connection.
-fn cpu_of(program: &Served, bodies: &[Vec<u8>]) -> Outcome<f64> {
+pub(crate) fn cpu_of(program: &Served, bodies: &[Vec<u8>]) -> Outcome<f64> {
     let mut connection = Connection::open(program.address)?;
     let before = program.cpu()?;
     for body in bodies {
@@ -56,7 +56,7 @@ fn codec(bodies: &[Vec<u8>], tenths: u8) -> Outcome<f64> {
 }
 
 /// Calls in a second, with several connections at once.
-fn rate_of(program: &Served, bodies: &[Vec<u8>]) -> Outcome<f64> {
+pub(crate) fn rate_of(program: &Served, bodies: &[Vec<u8>]) -> Outcome<f64> {
     let begun = Instant::now();
     let failed = std::thread::scope(|scope| {
         let run = |part: usize| {
@@ -118,7 +118,8 @@ fn measure(nodes: usize, tenths: u8) -> Outcome<Measured> {
     Ok(Measured { cpu, codec: to_codec, passed: to_pass, rate, bind, new_kind: first / many(nodes), anon_kib })
 }
 
-fn kind_of(number: usize) -> u64 {
+/// The memory, beyond what all of them request, of the call with this number: few kinds of requests take turns.
+pub(crate) fn kind_of(number: usize) -> u64 {
     u64::try_from(number % KINDS).unwrap_or(0) * 500
 }
 

@@ -182,6 +182,7 @@ impl Link<'_> {
             healthy: true,
             memory_total: Some(80 << 30),
             memory_used: Some(used),
+            memory_listed: Some(used),
             memory_unattributed: Some(0),
             processes: Some(1),
             ..GpuReport::default()
