@@ -3,6 +3,7 @@
 
 use crate::built::binary;
 use crate::chart::NAMESPACE;
+use crate::guides;
 use crate::placed::{Placed, container, spec};
 use lab::cluster::TestNamespace;
 use lab::eventually::eventually;
@@ -108,7 +109,7 @@ impl Waiting<'_> {
         waiting
     }
 
-    /// Checks `doctor nodes`, and then each leaf. Afterwards no agent and no extender runs.
+    /// Checks `doctor nodes`, each leaf, and the commands of the guides. Afterwards no agent and no extender runs.
     pub(crate) fn check(&self) {
         let begun = Instant::now();
         self.check_nodes();
@@ -118,6 +119,7 @@ impl Waiting<'_> {
         }
         let refused = self.leaf("large", "CardInsufficientMemory", &[]).to_string();
         assert!(refused.contains("claims leave"), "the leader's live use of memory: {refused}");
+        guides::check(self.placed, (&self.space.name, "large"));
         let pods = ["delete", "pod", UNWELL, BARRED, "-n", &self.space.name, "--wait=false"];
         let _ = self.placed.admin.run(&pods).ok();
         self.check_whole_node();

@@ -49,6 +49,8 @@ mod container;
 #[cfg(test)]
 mod doctor;
 #[cfg(test)]
+mod guides;
+#[cfg(test)]
 mod wakes;
 #[cfg(test)]
 mod writable;

@@ -22,11 +22,25 @@ fn steps(page: &str) -> Vec<Step> {
         };
         match line {
             "```sh" => steps.push(Step { commands: block(&mut lines), shown: None }),
-            "```text" => steps.last_mut().expect("commands before their output").shown = Some(block(&mut lines)),
+            // A block of text before the first command shows no output.
+            "```text" => {
+                let shown = block(&mut lines);
+                if let Some(step) = steps.last_mut() {
+                    step.shown = Some(shown);
+                }
+            }
             _ => {}
         }
     }
     steps
+}
+
+/// The commands of a page, without comments.
+pub(crate) fn commands(page: &str) -> Vec<String> {
+    let steps = steps(page);
+    let lines = steps.iter().flat_map(|step| step.commands.lines());
+    let bare = lines.map(|line| line.split_once("  #").map_or(line, |(command, _)| command).trim());
+    bare.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
 }
 
 /// Replaces identities, which differ from run to run. The rest of a line does not differ.
