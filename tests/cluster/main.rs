@@ -53,6 +53,8 @@ mod guides;
 #[cfg(test)]
 mod wakes;
 #[cfg(test)]
+mod many_wakes;
+#[cfg(test)]
 mod writable;
 #[cfg(test)]
 mod holders;

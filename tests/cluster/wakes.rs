@@ -8,16 +8,17 @@ use lab::eventually::eventually;
 use lab::scenario::{FakeGpu, FakeNvml, Scenario, process};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// The time from the moment when there is room until the pod has its node.
 const SOON: Duration = Duration::from_secs(3);
 /// Time until kube-scheduler has stopped trying a pod that was just refused.
-const QUIET: Duration = Duration::from_secs(5);
-const GIB: u64 = 1 << 30;
+pub(crate) const QUIET: Duration = Duration::from_secs(5);
+pub(crate) const GIB: u64 = 1 << 30;
 const PASSED: &str = "gpu_steward_extender_wakes_total{outcome=\"passed\"} ";
 
 /// A Job with one pod that requests this.
-fn job(name: &str, limits: &Value) -> Value {
+pub(crate) fn job(name: &str, limits: &Value) -> Value {
     let mut pod = spec(&[container("main", limits)]);
     pod["restartPolicy"] = "Never".into();
     json!({
@@ -26,7 +27,7 @@ fn job(name: &str, limits: &Value) -> Value {
     })
 }
 
-fn create(placed: &Placed, object: &Value) {
+pub(crate) fn create(placed: &Placed, object: &Value) {
     let _ = placed.admin.run_with(&["create", "-n", &placed.space.name, "-f", "-"], &object.to_string()).ok();
 }
 
@@ -34,12 +35,12 @@ fn of<'a>(pods: &'a [Value], app: &'a str) -> impl Iterator<Item = &'a Value> {
     pods.iter().filter(move |pod| pod["metadata"]["labels"]["app"] == app)
 }
 
-fn is_bound(pods: &[Value], app: &str) -> bool {
+pub(crate) fn is_bound(pods: &[Value], app: &str) -> bool {
     of(pods, app).any(|pod| pod["spec"]["nodeName"].is_string())
 }
 
 /// Waits until kube-scheduler has refused the pod of the Job and is quiet.
-fn wait_until_refused(placed: &Placed, name: &str) {
+pub(crate) fn wait_until_refused(placed: &Placed, name: &str) {
     eventually("kube-scheduler to refuse the Job's pod", SETTLED, || {
         let pods = placed.pods();
         let refused = of(&pods, name).any(|pod| pod["status"]["conditions"][0]["reason"] == "Unschedulable");
@@ -86,25 +87,47 @@ fn a_job_is_bound_soon_after_the_deployment_that_held_the_gpus_is_scaled_to_zero
     waiting.check();
 }
 
+/// A node's driver with one GPU, of which a process of the host may hold memory.
+pub(crate) struct Stranger {
+    driver: FakeNvml,
+    _folder: TempDir,
+}
+
+impl Stranger {
+    /// A stranger that holds this much.
+    pub(crate) fn holding(memory: u64) -> Stranger {
+        let folder = tempfile::tempdir().expect("a directory");
+        let driver = FakeNvml::install(folder.path()).expect("the fake library");
+        device_nodes(folder.path(), &["nvidia0", "nvidiactl", "nvidia-uvm"]);
+        let stranger = Stranger { driver, _folder: folder };
+        stranger.holds(memory);
+        stranger
+    }
+
+    /// From now on it holds this much; 0: it has ended.
+    pub(crate) fn holds(&self, memory: u64) {
+        let processes = if memory > 0 { vec![process(std::process::id(), memory, 10.0)] } else { Vec::new() };
+        let scenario = Scenario { gpus: vec![FakeGpu { processes, ..FakeGpu::default() }], ..Scenario::default() };
+        self.driver.write(&scenario).expect("a scenario");
+    }
+
+    /// A cluster whose only node has this driver.
+    pub(crate) fn placed(&self, name: &str) -> Placed {
+        Placed::with_driver(name, self.driver.library(), 1)
+    }
+}
+
 /// A process of the host takes most of the memory of a GPU, so a pod is refused. When the process has ended, the pod has a node
 /// within three seconds, and no object of the cluster has changed before.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn a_pod_is_bound_soon_after_a_process_of_the_host_has_left_its_gpu() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let fake = FakeNvml::install(folder.path()).expect("the fake library");
-    device_nodes(folder.path(), &["nvidia0", "nvidiactl", "nvidia-uvm"]);
-    let hold = |memory: u64| {
-        let processes = if memory > 0 { vec![process(std::process::id(), memory, 10.0)] } else { Vec::new() };
-        let scenario = Scenario { gpus: vec![FakeGpu { processes, ..FakeGpu::default() }], ..Scenario::default() };
-        fake.write(&scenario).expect("a scenario");
-    };
-    hold(60 * GIB);
-    let placed = Placed::with_driver("extender-stranger", fake.library(), 1);
+    let stranger = Stranger::holding(60 * GIB);
+    let placed = stranger.placed("extender-stranger");
     create(&placed, &job("waits", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 40_000 })));
     wait_until_refused(&placed, "waits");
     let passed = placed.metric(PASSED).unwrap_or_default();
-    hold(0);
+    stranger.holds(0);
     let left = Instant::now();
     eventually("the pod to be bound", SETTLED, || is_bound(&placed.pods(), "waits").then_some(()));
     let took = left.elapsed();
