@@ -14,3 +14,4 @@ mod readiness;
 mod freshness;
 mod forced_deletion;
 mod realtime;
+mod stranger;
