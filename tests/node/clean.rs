@@ -1,4 +1,4 @@
-//! Tests how the agent removes its annotations and labels from a Node: when its last GPU is gone, and with
+//! Tests what the agent writes on its Node, and how that is removed: when the last GPU is gone, and with
 //! `gpu-steward clean-node`. Entries of other programs stay.
 
 use crate::driver::fake;
@@ -6,7 +6,7 @@ use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
-use lab::scenario::{Scenario, fake_gpus};
+use lab::scenario::{FakeGpu, FakeLink, LinkPath, Scenario, fake_gpus};
 use serde_json::{Value, json};
 use std::process::Command;
 use std::time::Duration;
@@ -16,6 +16,7 @@ const SOON: Duration = Duration::from_secs(60);
 const REGISTER: &str = "hami.io/node-nvidia-register";
 const HANDSHAKE: &str = "hami.io/node-handshake";
 const ASSUMED: &str = "hami.io/node-nvidia-assume";
+const LINKS: &str = "hami.io/node-nvidia-score";
 
 /// A Node with entries of an administrator and of NVIDIA's GPU operator.
 fn node(name: &str) -> Value {
@@ -35,7 +36,8 @@ fn node(name: &str) -> Value {
 fn written(server: &FakeApiServer, name: &str) -> Option<Value> {
     let seen = server.object("nodes", "", name)?;
     let set = |key: &str| seen["metadata"]["annotations"][key].is_string();
-    (set(REGISTER) && set(HANDSHAKE) && seen["metadata"]["labels"]["nvidia.com/gpu.count"] == "2").then_some(seen)
+    let all = [REGISTER, HANDSHAKE, LINKS].into_iter().all(set);
+    (all && seen["metadata"]["labels"]["nvidia.com/gpu.count"] == "2").then_some(seen)
 }
 
 /// Whether the Node is as it was before any agent ran.
@@ -61,6 +63,31 @@ fn when_the_last_gpu_is_gone_the_agent_cleans_its_node_and_writes_it_again_when_
     eventually("the Node as it was", SOON, || clean(&server, "n1").then_some(()));
     driver.write(&two).unwrap();
     eventually("the agent's entries on its Node again", SOON, || written(&server, "n1"));
+}
+
+#[test]
+fn the_agent_writes_how_well_its_gpus_are_connected_and_again_when_somebody_has_removed_it() {
+    let server = FakeApiServer::start();
+    server.put("nodes", node("n1"));
+    // Two NVLinks from each of the GPUs to the other one, behind one PCIe switch.
+    let linked =
+        |peer: u32| FakeGpu { links: vec![FakeLink { peer, path: LinkPath::Pix, nvlinks: 2 }], ..fake_gpus("H100", 1) };
+    let (_directory, driver) = fake(&Scenario { gpus: vec![linked(1), linked(0)], ..Scenario::default() });
+    let _agent = agent(&server, driver.library());
+    let [one, other] = [0, 1].map(|place: u32| format!("GPU-5eed0000-0000-4000-8000-{place:012x}"));
+    // 100 for each NVLink, and 50 for the switch.
+    let pair = |one: &str, other: &str| json!({ "uuid": one, "score": { (other): 250 } });
+    let expected = json!([pair(&one, &other), pair(&other, &one)]);
+    let seen = || {
+        let node = server.object("nodes", "", "n1")?;
+        let text = node["metadata"]["annotations"][LINKS].as_str()?;
+        let scores: Value = serde_json::from_str(text).expect("JSON");
+        (scores == expected).then_some(node)
+    };
+    let mut without = eventually("the connections", SOON, seen);
+    without["metadata"]["annotations"].as_object_mut().unwrap().remove(LINKS);
+    server.put("nodes", without);
+    eventually("the connections again", SOON, seen);
 }
 
 #[test]
