@@ -569,6 +569,12 @@ impl LockedCluster {
         if planted(PlantedMistake::NoListIsEmpty) {
             report.gpus.values_mut().for_each(lists_none);
         }
+        if planted(PlantedMistake::UnsetCheckIsOff) {
+            report.check.enabled = report.check.enabled.or(Some(false));
+        }
+        if planted(PlantedMistake::FreedMemoryStays) {
+            keep_freed_memory(&mut report.gpus, cluster.agent_report(&report.node));
+        }
         let taken = cluster.agent_reports(id, report, now);
         let changes = cluster.take_usage_changes();
         drop(cluster);
@@ -590,7 +596,13 @@ impl LockedCluster {
         if planted(PlantedMistake::NoListIsEmpty) {
             change.gpus.values_mut().for_each(lists_none);
         }
+        if planted(PlantedMistake::UnsetCheckIsOff) {
+            change.check.enabled = change.check.enabled.or(Some(false));
+        }
         let mut cluster = self.cluster.lock();
+        if planted(PlantedMistake::FreedMemoryStays) {
+            keep_freed_memory(&mut change.gpus, cluster.agent_report(node));
+        }
         let taken = cluster.agent_changes(node, id, change, now);
         let changes = cluster.take_usage_changes();
         drop(cluster);
@@ -780,6 +792,17 @@ fn without_processes(pod: &mut ReportedPod) {
 fn lists_none(gpu: &mut ReportedGpu) {
     if gpu.processes.value().is_none() {
         gpu.processes = ReportedReading::Measured(0, None);
+    }
+}
+
+/// The mistake [`PlantedMistake::FreedMemoryStays`]; `known` is the report before.
+fn keep_freed_memory(gpus: &mut BTreeMap<GpuUuid, ReportedGpu>, known: Option<(&AgentReport, Monotonic)>) {
+    let Some((known, _)) = known else { return };
+    for (uuid, gpu) in gpus {
+        let before = known.gpus.get(uuid).filter(|before| gpu.memory_used.get() < before.memory_used.get());
+        if let Some(before) = before {
+            (gpu.memory_used, gpu.memory_listed) = (before.memory_used, before.memory_listed);
+        }
     }
 }
 

@@ -72,12 +72,16 @@ pub(super) enum PlantedMistake {
     WaitingPodsAreForgotten,
     /// An extender that no longer leads wakes pods.
     OldLeaderWakes,
+    /// An agent that says nothing of the real-time check counts as one that switches it off.
+    UnsetCheckIsOff,
+    /// Memory of a GPU counts as used although a newer report shows that it is free.
+    FreedMemoryStays,
 }
 
 #[cfg(test)]
 impl PlantedMistake {
     /// All of them.
-    pub(super) const ALL: [PlantedMistake; 30] = [
+    pub(super) const ALL: [PlantedMistake; 32] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,
         PlantedMistake::WrittenMarkIsSeen,
@@ -108,6 +112,8 @@ impl PlantedMistake {
         PlantedMistake::WokenOnce,
         PlantedMistake::WaitingPodsAreForgotten,
         PlantedMistake::OldLeaderWakes,
+        PlantedMistake::UnsetCheckIsOff,
+        PlantedMistake::FreedMemoryStays,
     ];
 }
 

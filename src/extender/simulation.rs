@@ -25,6 +25,7 @@ mod process;
 mod machine;
 mod agent_report;
 mod stream_checks;
+mod strangers;
 mod reporter;
 mod kube_scheduler;
 mod preemption;

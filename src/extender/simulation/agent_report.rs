@@ -5,6 +5,7 @@ use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportedGpu, Report
 use model::id::{GpuUuid, NodeName, PodUid};
 use model::registered::RegisteredGpu;
 use model::reported_reading::ReportedReading;
+use model::unit::{Bytes, Mib};
 use std::collections::BTreeMap;
 
 impl Machine {
@@ -25,8 +26,13 @@ impl Machine {
         all.map(|(uid, one)| (uid.clone(), one)).collect()
     }
 
+    /// How much memory of a GPU processes use that belong to no pod.
+    pub(super) fn stranger(&self, gpu: &GpuUuid) -> Bytes {
+        Mib(self.strangers.get(gpu).copied().unwrap_or(0)).bytes()
+    }
+
     /// The report of the agent; `None` while no agent runs. While the driver does not list processes, the agent sees
-    /// none. It always sees the containers.
+    /// none. It always sees the containers. The processes of pods use no memory.
     pub(super) fn agent_report(&mut self, leaving: bool, now: u64) -> Option<AgentReport> {
         let agent = self.agent.as_ref()?;
         let (serves, lists) = (agent.listed, agent.lists_at <= now);
@@ -42,8 +48,12 @@ impl Machine {
         let gpu = |gpu: &RegisteredGpu| ReportedGpu {
             healthy: gpu.healthy,
             memory_total: ReportedReading::Measured(gpu.memory.bytes(), None),
-            memory_used: ReportedReading::UNKNOWN,
-            memory_listed: ReportedReading::UNKNOWN,
+            memory_used: ReportedReading::Measured(self.stranger(&gpu.uuid), None),
+            memory_listed: if lists {
+                ReportedReading::Measured(self.stranger(&gpu.uuid), None)
+            } else {
+                ReportedReading::UNKNOWN
+            },
             memory_unattributed: ReportedReading::UNKNOWN,
             processes: if lists { ReportedReading::Measured(0, None) } else { ReportedReading::UNKNOWN },
             ..ReportedGpu::default()
@@ -53,7 +63,8 @@ impl Machine {
         report.pods = self.stages().into_iter().map(pod).collect();
         for (uid, (gpus, idle)) in running {
             let processes = u32::from(lists && !idle);
-            let used = |gpu: GpuUuid| (gpu, ReportedUse { processes, memory_used: ReportedReading::UNKNOWN });
+            let memory_used = ReportedReading::Measured(Bytes(0), None);
+            let used = |gpu: GpuUuid| (gpu, ReportedUse { processes, memory_used });
             let ended = ReportedPod { stage: PodStage::Ended, has_containers: true, uses: ReportedUses::default() };
             let pod = report.pods.entry(uid).or_insert(ended);
             pod.has_containers = true;

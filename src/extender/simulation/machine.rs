@@ -123,6 +123,8 @@ pub(super) struct Machine {
     tickets: u64,
     /// The hash of the manifest of the static pod, and its containers.
     manifest: Option<(PodUid, ContainerShape)>,
+    /// How much memory of each GPU processes use that belong to no pod, in MiB.
+    pub(super) strangers: BTreeMap<GpuUuid, u64>,
 }
 
 impl Machine {
@@ -151,6 +153,7 @@ impl Machine {
                 let mib = if gpus > 0 { 1000 } else { 0 };
                 (hash, ContainerShape { name: "main".to_owned(), role: ContainerRole::App, gpus, mib, cores: 0 })
             }),
+            strangers: BTreeMap::new(),
         };
         machine.replace_gpus(number, gpus);
         machine
@@ -172,6 +175,7 @@ impl Machine {
             mig_profiles: Vec::new(),
         };
         self.gpus = (0..gpus).map(gpu).collect();
+        self.strangers.clear();
     }
 
     /// The machine boots, and its kubelet makes the Node.
@@ -197,6 +201,7 @@ impl Machine {
         self.started.clear();
         self.limits.clear();
         self.lingering.clear();
+        self.strangers.clear();
         self.agent = None;
     }
 

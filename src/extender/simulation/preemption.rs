@@ -157,7 +157,7 @@ pub(super) fn check_wait(
     }
 }
 
-/// Whether enough GPUs of a node have no claims but those of pods that end.
+/// Whether enough GPUs of a node have no claims but those of pods that end, and no strangers.
 fn becomes_free(cluster: &ClusterState, node: &NodeClaims, spec: &Value) -> bool {
     let ends = |uid: &PodUid| node.is_ending(uid) || cluster.is_being_deleted(uid);
     let claims = || node.ledger().claims();
@@ -173,7 +173,10 @@ fn becomes_free(cluster: &ClusterState, node: &NodeClaims, spec: &Value) -> bool
         amounts.fold((0_u64, 0), |(gpus, most), (own, bytes)| (gpus.saturating_add(own), bytes.max(most)));
     let free = node.devices().devices.iter().filter(|device| {
         let stays = claims().any(|(uid, claim)| !ends(uid) && claim.demand(&device.uuid).containers > 0);
-        device.fitness == DeviceFitness::Fit && device.capacity.memory >= most && !stays
+        let reported = cluster.agent_report(node.name()).and_then(|(report, _)| report.gpus.get(&device.uuid));
+        // Between two streams the last report counts, which is not shown here.
+        let has_none = reported.is_some_and(|gpu| gpu.memory_used.get().is_none_or(|used| used.0 == 0));
+        device.fitness == DeviceFitness::Fit && device.capacity.memory >= most && !stays && has_none
     });
     gpus > 0 && claims().any(|(uid, _)| ends(uid)) && free.count() as u64 >= gpus
 }

@@ -12,9 +12,9 @@ fn container(mib: u64) -> ContainerShape {
     ContainerShape { name: "main".to_owned(), role: ContainerRole::App, gpus: 1, mib, cores: 0 }
 }
 
-/// A cluster in which an extender leads.
+/// A cluster in which an extender leads. With this seed it has three machines with a GPU each and no static pods.
 fn led() -> World {
-    let mut world = World::quiet(7);
+    let mut world = World::quiet(3);
     world.until("an extender leads", World::led);
     world.until("the extenders know all GPUs", |world| {
         let machines = world.machines.len();
@@ -78,6 +78,31 @@ fn a_refused_pod_is_bound_when_processes_end_of_which_kube_scheduler_sees_nothin
     world.api.etcd.delete(Kind::Pods, &name);
     world.until("the pod is bound", |world| is_bound(world));
     assert!(world.now > until && world.now < until + 3 * SECOND, "{} ms", (world.now - until) / MS);
+}
+
+#[test]
+fn a_refused_pod_is_bound_when_a_stranger_leaves_of_which_kube_scheduler_sees_nothing() {
+    const WHOLE: u64 = super::machine::MIB;
+    let mut world = led();
+    for machine in &mut world.machines {
+        machine.strangers = machine.gpus.iter().map(|gpu| (gpu.uuid.clone(), WHOLE / 2)).collect();
+    }
+    let all_taken = |cluster: &ClusterState| {
+        let mut devices = cluster.nodes().flat_map(|node| &node.devices().devices);
+        devices.all(|device| device.beyond.taken.0 > 0)
+    };
+    world.until("the leader knows the strangers", |world| {
+        world.places.iter().flat_map(|place| &place.process).any(|process| process.believes(all_taken))
+    });
+    world.create_pod(vec![container(WHOLE)], |pod| pod);
+    let (last, refused) = (format!("pod-{}", world.made % 40), world.now + 5 * SECOND);
+    world.run_until(refused);
+    let is_bound = |world: &World| world.api.etcd.pod(&last).is_some_and(|pod| pod.node.is_some());
+    assert!(!is_bound(&world));
+    world.machines.iter_mut().for_each(|machine| machine.strangers.clear());
+    world.until("the pod is bound", |world| is_bound(world));
+    assert!(world.now < refused + 5 * SECOND, "{} ms", (world.now - refused) / MS);
+    assert_eq!(world.settle(), Ok(()));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::etcd::{Etcd, Kind, Stored};
 use super::invariants::{claims_on, fits, node_name};
 use super::machine::Machine;
 use super::process::Process;
+use super::strangers;
 use decide::cluster::{ClosedReason, ClusterState, NodeClaims};
 use decide::ledger::ClaimState;
 use model::id::PodUid;
@@ -59,6 +60,7 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
             }
         }
     }
+    strangers::are_known(machines, leader)?;
     all_placed(etcd, machines, leader)
 }
 

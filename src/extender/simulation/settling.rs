@@ -63,6 +63,11 @@ impl World {
         for pod in unreadable {
             self.api.etcd.put_pod(pod.tampered(self.now, ""));
         }
+        // kube-scheduler leaves room for a nominated pod, also while a stranger keeps this pod away.
+        let may_stay = self.api.etcd.pods().all(|pod| pod.node.is_some() || pod.priority == 0);
+        for machine in &mut self.machines {
+            machine.strangers.retain(|_, _| may_stay && self.random.chance(500));
+        }
         for machine in self.machines.iter_mut().filter(|machine| !machine.up) {
             machine.boots(&mut self.api, &mut self.random);
         }

@@ -30,6 +30,8 @@ enum Trouble {
     MachineDies,
     OtherGpus,
     Sickness,
+    /// Memory of a GPU is used by processes that belong to no pod, or is free of them again.
+    Stranger,
     AgentEnds,
     AgentLeaves,
     AgentIsSilent,
@@ -46,7 +48,7 @@ enum Trouble {
     ConnectionsDie,
 }
 
-const ALL: [Trouble; 25] = [
+const ALL: [Trouble; 26] = [
     Trouble::Crash,
     Trouble::Pause,
     Trouble::Sleep,
@@ -62,6 +64,7 @@ const ALL: [Trouble; 25] = [
     Trouble::MachineDies,
     Trouble::OtherGpus,
     Trouble::Sickness,
+    Trouble::Stranger,
     Trouble::AgentEnds,
     Trouble::AgentLeaves,
     Trouble::AgentIsSilent,
@@ -136,7 +139,7 @@ impl World {
                     self.api.end_watch(watch, broken);
                 }
             }
-            Trouble::MachineDies | Trouble::OtherGpus | Trouble::Sickness | Trouble::AgentEnds => {
+            Trouble::MachineDies | Trouble::OtherGpus | Trouble::Sickness | Trouble::Stranger | Trouble::AgentEnds => {
                 self.machine_trouble(kind, machine, while_);
             }
             Trouble::AgentLeaves => self.reporters[machine].leaves(self.now),
@@ -230,6 +233,11 @@ impl World {
                 if let Some(agent) = machine.agent.as_mut().filter(|_| self.random.chance(500)) {
                     agent.lists_at = self.now + while_ / 2;
                 }
+            }
+            Trouble::Stranger => {
+                let gpu = machine.gpus[self.random.place(machine.gpus.len())].uuid.clone();
+                // A little, such as a context of the driver, keeps no pod away.
+                machine.strangers.insert(gpu, self.random.one_of(&[0, 0, 50, 1000, 5000, 9000]));
             }
             _ if machine.up => {
                 machine.dies(&mut self.api);

@@ -14,6 +14,7 @@ use super::object::{NAMESPACE, SimPod};
 use super::process::{MachineClock, Process};
 use super::random::Random;
 use super::reporter::{Reporter, Surroundings};
+use super::strangers::StrangerChecks;
 use super::stream_checks::StreamChecks;
 use super::trouble::Troubles;
 use super::weather::{Fate, MS, SECOND, Weather};
@@ -95,6 +96,7 @@ pub(super) struct World {
     pub(super) times: ElectionTimes,
     pub(super) checks: Invariants,
     pub(super) stream_checks: StreamChecks,
+    stranger_checks: StrangerChecks,
     pub(super) trace: u64,
     pub(super) made: u64,
     pub(super) failed: Option<String>,
@@ -149,6 +151,7 @@ impl World {
             times,
             checks: Invariants::default(),
             stream_checks: StreamChecks::default(),
+            stranger_checks: StrangerChecks::default(),
             trace: seed,
             made: 0,
             failed: None,
@@ -308,6 +311,7 @@ impl World {
         let sent: Vec<_> = std::mem::take(&mut *process.outbox.lock());
         let decides = self.checks.ran(process, self.times.renew_deadline, &self.api.etcd)?;
         self.stream_checks.ran(process, decides && !process.lapsed, &self.api.etcd)?;
+        self.stranger_checks.ran(process, decides && !process.lapsed);
         for request in sent {
             self.send(place, number, request)?;
         }
@@ -333,6 +337,9 @@ impl World {
             let sent = self.checks.sends((process, self.flown), &request, arrives, &self.api.etcd)?;
             if let Some((uid, node)) = sent {
                 self.stream_checks.sends(process, &node, &uid, &self.api.etcd)?;
+                if let Some(sender) = &self.places[place].process {
+                    self.stranger_checks.sends(sender, &node, &uid)?;
+                }
             }
         }
         if !request.body["metadata"]["annotations"][WAKE].is_null() {
