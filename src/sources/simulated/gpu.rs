@@ -29,6 +29,9 @@ pub(super) struct SimulatedGpu {
     nvlink_bytes: f64,
 }
 
+/// Memory in use beside that of the processes.
+const BESIDE_PROCESSES: Bytes = Bytes(8 * Bytes::MIB);
+
 /// The GPUs as NVML would list them, with the topology between them: each half of them shares a NUMA node.
 pub(super) fn tied(cards: &[SimulatedGpu]) -> Vec<Gpu> {
     let half = cards.len().div_ceil(2);
@@ -218,11 +221,12 @@ impl SimulatedGpu {
         self.product.power.map(|(idle, most)| idle + (most - idle) * 0.9 * busy)
     }
 
-    /// Sets memory: what the processes hold, a little that belongs to no process, and the driver's reserve.
+    /// Sets memory: what the processes hold, beside processes a little that belongs to none of them, and the driver's reserve. As on a
+    /// real H200 (tests/gpu/runs), an idle GPU uses nothing: it has room for a pod that requests all of it.
     fn put_memory(&self, sample: &mut GpuSample, at: Monotonic) {
         let Some(all) = self.product.memory else { return };
         let held = self.tenants.iter().filter_map(|tenant| self.held_by(tenant)).fold(Bytes(0), Bytes::plus);
-        let used = held.plus(part(all, 0.002));
+        let used = if held == Bytes(0) { held } else { held.plus(BESIDE_PROCESSES) };
         let reserved = part(all, 0.007);
         sample.memory_used = Reading::Measured(used, at);
         sample.memory_reserved = Reading::Measured(reserved, at);
@@ -332,7 +336,9 @@ mod tests {
         let list = card.processes(at(0)).list;
         assert!(list.value().unwrap()[7].memory_used.get().unwrap() < limit);
         card.let_to(vec![]);
-        assert_eq!(card.sample(at(0)).utilization.get(), Some(Percent(0.0)), "nobody uses it");
+        let idle = card.sample(at(0));
+        assert_eq!(idle.utilization.get(), Some(Percent(0.0)), "nobody uses it");
+        assert_eq!(idle.memory_used.get(), Some(Bytes(0)));
     }
 
     #[test]
