@@ -528,7 +528,7 @@ impl World {
     }
 
     /// Goes on until this is so.
-    pub(super) fn until(&mut self, what: &str, is: impl Fn(&mut World) -> bool) {
+    pub(super) fn until(&mut self, what: &str, mut is: impl FnMut(&mut World) -> bool) {
         let end = self.now + 60 * SECOND;
         while !is(self) {
             let next = self.now + 10 * MS;
