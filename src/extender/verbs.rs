@@ -336,7 +336,7 @@ mod tests {
     fn failed_checks_are_explained_for_some_nodes_of_a_call() {
         let refused = |place: usize| {
             let mut why = NodeRefusal::whole(RefusalReason::CardInsufficientMemory);
-            why.check = if place % 2 == 0 { CheckResult::Unchecked } else { CheckResult::Refused };
+            why.check = if place.is_multiple_of(2) { CheckResult::Unchecked } else { CheckResult::Refused };
             RefusedNode { place, why }
         };
         let warned = ExplainedScore { check: CheckResult::Warned, ..ExplainedScore::default() };

@@ -17,7 +17,6 @@ use model::realtime::{CheckMode, CheckRules};
 use model::time::Monotonic;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 /// The memory of the GPU, in MiB.
@@ -114,11 +113,16 @@ fn look_alike(seed: u64) -> Vec<u64> {
 }
 
 /// The memory of each pod of GenTD26 in MiB, row by row.
+#[expect(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "only this test reads a file, which gzip unpacks"
+)]
 fn recordings() -> Vec<Vec<u64>> {
     let folder = std::env::var_os("FAKE_NVML_TRACES").expect("FAKE_NVML_TRACES names the folder of the recordings");
     let path = Path::new(&folder).join("gentd26/pod_gpu_memory_used_bytes_anon.csv.gz");
     // This crate imports none that unpacks files.
-    let unpacked = Command::new("gzip").arg("-dc").arg(&path).output().expect("gzip can be run");
+    let unpacked = std::process::Command::new("gzip").arg("-dc").arg(&path).output().expect("gzip can be run");
     assert!(unpacked.status.success(), "{}", String::from_utf8_lossy(&unpacked.stderr));
     let text = String::from_utf8(unpacked.stdout).unwrap();
     let mut rows = text.lines().map(|line| line.split(',').collect::<Vec<&str>>());
