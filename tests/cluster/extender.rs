@@ -98,7 +98,11 @@ fn check_bursts(placed: &Placed) {
             *kinds.entry(format!("{} of {}", call.verb_and_subresource(), call.resource())).or_default() += 1;
         }
         println!("round {round}: {} calls for {BURST} pods: {kinds:?}", calls.len());
-        assert!((BURST..=3 * BURST).contains(&calls.len()), "{} calls for {BURST} pods: {kinds:?}", calls.len());
+        // A binding and two events for each pod. A pod that kube-scheduler knows before the extender is read once.
+        let reads = kinds.remove("get of pods").unwrap_or(0);
+        assert!(reads <= BURST, "{reads} pods were read");
+        let others = calls.len() - reads;
+        assert!((BURST..=3 * BURST).contains(&others), "{others} calls for {BURST} pods: {kinds:?}");
         let _ = placed.admin.run(&["delete", "deployments", "--all", "-n", space]).ok();
         placed.empty();
         assert_eq!(placed.check(placed.extender_address()), 0);
