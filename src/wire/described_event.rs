@@ -2,6 +2,7 @@
 //! `reportingController`).
 
 use crate::decode_error::DecodeError;
+use crate::object_list::ObjectList;
 use crate::pod::OrNull;
 use crate::timestamp;
 use model::time::WallTime;
@@ -41,20 +42,6 @@ pub struct DescribedEvents {
 
 fn time<S: Serializer>(at: &Option<WallTime>, serializer: S) -> Result<S::Ok, S::Error> {
     at.map(timestamp::to_rfc3339).serialize(serializer)
-}
-
-#[derive(Deserialize)]
-struct List {
-    #[serde(default)]
-    metadata: OrNull<ListMetadata>,
-    #[serde(default)]
-    items: OrNull<Vec<Object>>,
-}
-
-#[derive(Default, Deserialize)]
-struct ListMetadata {
-    #[serde(default, rename = "continue")]
-    more: OrNull<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -136,10 +123,12 @@ impl From<Object> for DescribedEvent {
 /// # Errors
 /// [`DecodeError`] where the text is not a list of events.
 pub fn decode_list(json: &[u8]) -> Result<DescribedEvents, DecodeError> {
-    let list: List = serde_json::from_slice(json).map_err(|error| DecodeError::json("list of events", json, &error))?;
-    let mut events: Vec<DescribedEvent> = list.items.0.into_iter().map(DescribedEvent::from).collect();
+    let list: ObjectList<Object> =
+        serde_json::from_slice(json).map_err(|error| DecodeError::json("list of events", json, &error))?;
+    let (events, more) = list.into_parts();
+    let mut events: Vec<DescribedEvent> = events.into_iter().map(DescribedEvent::from).collect();
     events.sort_by_key(|event| std::cmp::Reverse(event.at));
-    Ok(DescribedEvents { events, more: list.metadata.0.more.0 })
+    Ok(DescribedEvents { events, more })
 }
 
 /// The text, cut where it is too long.

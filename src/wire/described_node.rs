@@ -4,6 +4,7 @@
 
 use crate::decode_error::DecodeError;
 use crate::described_event::cut;
+use crate::object_list::ObjectList;
 use crate::pod::OrNull;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -41,20 +42,6 @@ pub struct DescribedNodes {
     pub nodes: Vec<DescribedNode>,
     /// The `continue` token for the next page; empty on the last page.
     pub more: String,
-}
-
-#[derive(Deserialize)]
-struct List {
-    #[serde(default)]
-    metadata: OrNull<ListMetadata>,
-    #[serde(default)]
-    items: OrNull<Vec<Object>>,
-}
-
-#[derive(Default, Deserialize)]
-struct ListMetadata {
-    #[serde(default, rename = "continue")]
-    more: OrNull<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -139,11 +126,10 @@ pub fn decode(json: &[u8]) -> Result<DescribedNode, DecodeError> {
 /// # Errors
 /// [`DecodeError`] where the text is not a list of Nodes.
 pub fn decode_list(json: &[u8]) -> Result<DescribedNodes, DecodeError> {
-    let list: List = serde_json::from_slice(json).map_err(|error| DecodeError::json("list of Nodes", json, &error))?;
-    Ok(DescribedNodes {
-        nodes: list.items.0.into_iter().map(DescribedNode::from).collect(),
-        more: list.metadata.0.more.0,
-    })
+    let list: ObjectList<Object> =
+        serde_json::from_slice(json).map_err(|error| DecodeError::json("list of Nodes", json, &error))?;
+    let (nodes, more) = list.into_parts();
+    Ok(DescribedNodes { nodes: nodes.into_iter().map(DescribedNode::from).collect(), more })
 }
 
 #[cfg(test)]

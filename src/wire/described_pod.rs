@@ -5,6 +5,7 @@
 
 use crate::decode_error::DecodeError;
 use crate::described_event::cut;
+use crate::object_list::ObjectList;
 use crate::pod::OrNull;
 use model::id::PodRef;
 use serde::{Deserialize, Serialize};
@@ -66,12 +67,6 @@ impl DescribedPod {
     pub fn reference(&self) -> PodRef {
         PodRef { namespace: self.namespace.as_str().into(), name: self.name.as_str().into() }
     }
-}
-
-#[derive(Deserialize)]
-struct List {
-    #[serde(default)]
-    items: OrNull<Vec<Object>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -220,8 +215,9 @@ pub fn decode(json: &[u8]) -> Result<DescribedPod, DecodeError> {
 /// # Errors
 /// [`DecodeError`] where the text is not a list of pods.
 pub fn decode_list(json: &[u8]) -> Result<Vec<DescribedPod>, DecodeError> {
-    let list: List = serde_json::from_slice(json).map_err(|error| DecodeError::json("list of pods", json, &error))?;
-    Ok(list.items.0.into_iter().map(DescribedPod::from).collect())
+    let list: ObjectList<Object> =
+        serde_json::from_slice(json).map_err(|error| DecodeError::json("list of pods", json, &error))?;
+    Ok(list.into_parts().0.into_iter().map(DescribedPod::from).collect())
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! ```text
-//!   timestamp quantity decode_error kept_file     what several formats share
+//!   timestamp quantity decode_error kept_file object_list
+//!                                                 what several formats share
 //!   proc_file proc_line cgroup_file cgroup_path sysfs_file kernel_log log_link
 //!                                                 files of the kernel; kubelet's links to logs
 //!   pod variables gpu_pod resource bound_pod placement misspelt_key
@@ -36,6 +37,7 @@
 
 pub mod decode_error;
 mod kept_file;
+mod object_list;
 pub mod annotation_keys;
 pub mod timestamp;
 pub mod cgroup_path;

@@ -10,6 +10,7 @@
 //! and entries that cannot be read are skipped. This is safe: field managers only keep programs from overwriting each
 //! other's labels, and give no permissions.
 
+use crate::object_list::ObjectList;
 use crate::pod::{Annotations, OrNull};
 use crate::timestamp;
 use model::followed_node::FollowedNode;
@@ -49,20 +50,6 @@ pub struct NodeList {
     pub nodes: Vec<NodeObject>,
     /// The `continue` token for the next page; empty on the last page.
     pub more: String,
-}
-
-#[derive(Deserialize)]
-struct List {
-    #[serde(default)]
-    metadata: ListMetadata,
-    #[serde(default)]
-    items: Option<Vec<Object>>,
-}
-
-#[derive(Default, Deserialize)]
-struct ListMetadata {
-    #[serde(default, rename = "continue")]
-    more: Option<String>,
 }
 
 /// Why an answer cannot be read as a Node.
@@ -221,9 +208,10 @@ pub fn decode_followed_node(json: &[u8]) -> Result<FollowedNode, NotAFollowedNod
 /// # Errors
 /// [`NotANode`] where the text is not a list, or one of its items is not a Node.
 pub fn decode_list(json: &[u8]) -> Result<NodeList, NotANode> {
-    let list: List = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
-    let nodes = list.items.unwrap_or_default().into_iter().map(|object| NodeObject::of(object.metadata)).collect();
-    Ok(NodeList { nodes, more: list.metadata.more.unwrap_or_default() })
+    let list: ObjectList<Object> = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
+    let (objects, more) = list.into_parts();
+    let nodes = objects.into_iter().map(|object| NodeObject::of(object.metadata)).collect();
+    Ok(NodeList { nodes, more })
 }
 
 #[cfg(test)]
