@@ -89,6 +89,11 @@ impl Invariants {
         }
     }
 
+    /// The process that has taken the Lease last.
+    pub(super) fn newest_leader(&self) -> Option<u64> {
+        self.terms.last().map(|(process, _)| *process)
+    }
+
     /// A process hears that its Lease is written.
     pub(super) fn renewed(&mut self, process: u64, sent: Monotonic) {
         let newest = self.renewed.entry(process).or_insert(sent);

@@ -140,6 +140,8 @@ pub(super) struct KubeScheduler {
     questions: u64,
     /// The extender that is asked now.
     pub(super) asks: usize,
+    /// The extender that was asked last no longer has the Lease, and does not know it.
+    pub(super) asked_old_leader: bool,
 }
 
 impl KubeScheduler {
@@ -252,12 +254,14 @@ impl KubeScheduler {
         self.queue.values_mut().for_each(|one| one.waits = false);
     }
 
-    /// No node fits a pod: it waits for an event, unless one has come while it was being placed.
+    /// No node fits a pod: it waits for an event, unless one has come while it was being placed. While a Lease was deleted and taken
+    /// by another extender, the former leader still answers. What it answers about a new pod no other leader learns, so such a pod
+    /// waits for the timer of five minutes; here it is tried after a pause.
     pub(super) fn is_refused(&mut self, uid: &PodUid, at: u64) {
         self.later(uid, at);
         let newest = self.newest;
         if let Some(one) = self.queue.get_mut(uid) {
-            one.waits = one.tried >= newest.max(one.changed);
+            one.waits = !self.asked_old_leader && one.tried >= newest.max(one.changed);
         }
     }
 

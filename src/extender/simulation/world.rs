@@ -489,6 +489,7 @@ impl World {
                 match &place.process {
                     Some(process) => {
                         let (number, verb) = (process.number, question.verb);
+                        self.scheduler.asked_old_leader = self.checks.newest_leader() != Some(number);
                         self.api
                             .etcd
                             .note(|| format!("kube-scheduler asks extender-{number} {verb:?} {:.1500}", question.body));
