@@ -35,10 +35,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Number of nodes that are judged in one step, and of kinds of requests that are compared with changed nodes: 0.2 ms for pods of one
-/// container. Each container more counts like a node, and so does each product that the pods of a kind name.
+/// Number of nodes that are judged in one step: 0.2 ms for pods of one container. Each container more counts like a node.
 const JUDGED: usize = 256;
-const COMPARED: usize = 16_384;
+/// Most work of a step with changed nodes and kinds of requests that are compared with them. A unit is a GPU at which it is looked, or
+/// about 3 ns: 0.2 ms in all.
+const WORK: usize = 65_536;
+/// The work for a node or a kind, and for a product with which a GPU is compared.
+const KIND: usize = 4;
+const PRODUCT: usize = 4;
 /// A node counts like this many if it is judged beside pods that are nominated to it or expected there: it is copied for that, which
 /// takes up to 80 us.
 const COPIED: usize = 32;
@@ -321,37 +325,35 @@ impl ClusterState {
     /// Finds for each changed node the kinds of requests that may fit there. Returns whether more nodes are to be compared now.
     fn compare_changed(&mut self, now: Monotonic) -> bool {
         let settled = self.wakes.fresh.iter().filter(|(_, found)| now.since(**found) >= SETTLES);
-        let settled: Vec<usize> = settled.map(|(place, _)| *place).take(COMPARED).collect();
-        let mut compared = 0;
+        let settled: Vec<usize> = settled.map(|(place, _)| *place).collect();
+        let mut work = 0;
         if let Some((place, first)) = self.wakes.comparing.take() {
-            self.compare(place, Some(&first), &mut compared);
+            self.compare(place, Some(&first), &mut work);
         }
         for place in settled {
-            if compared >= COMPARED {
+            if work >= WORK {
                 return true;
             }
-            compared += 1;
+            work += KIND;
             self.wakes.fresh.remove(&place);
-            self.compare(place, None, &mut compared);
+            self.compare(place, None, &mut work);
         }
         self.wakes.comparing.is_some()
     }
 
-    /// Finds the kinds of requests that may fit on a node, from this one on, until too many were compared. A kind that comes to an
+    /// Finds the kinds of requests that may fit on a node, from this one on, until the step has done enough. A kind that comes to an
     /// earlier place meanwhile is that of a call which knew the change of the node, or to which [`ClusterState::refuse`] adds it.
-    fn compare(&mut self, place: usize, first: Option<&Signature>, compared: &mut usize) {
+    fn compare(&mut self, place: usize, first: Option<&Signature>, work: &mut usize) {
         let name = self.wakes.seen.get(place).and_then(Option::as_ref).map(|seen| &seen.name);
         let Some(node) = name.and_then(|name| self.nodes.get(name)).filter(|node| node.closed().is_none()) else {
             return;
         };
         for (signature, kind) in self.waiting.kinds_from(first) {
-            if *compared >= COMPARED {
+            if *work >= WORK {
                 self.wakes.comparing = Some((place, Arc::clone(signature)));
                 return;
             }
-            let GpuSelection { use_types, avoid_types, .. } = &signature.selection;
-            *compared += kind.needs.len() + use_types.len() + avoid_types.len();
-            if may_fit(node, &kind.needs, &signature.selection) {
+            if may_fit(node, &kind.needs, &signature.selection, work) {
                 // Also where the node is known already: a pod that was asked about since then may not be any more.
                 kind.maybe.insert(place);
                 self.wakes.is_due = true;
@@ -559,12 +561,14 @@ impl Lines {
 }
 
 /// Whether a node has enough GPUs, and for each container of a kind one with enough of everything, by claims alone.
-fn may_fit(node: &NodeClaims, needs: &[Need], selection: &GpuSelection) -> bool {
+fn may_fit(node: &NodeClaims, needs: &[Need], selection: &GpuSelection, work: &mut usize) -> bool {
     let devices = &node.devices().devices;
     let mut accepted = AcceptedDevices::of(selection);
+    let mut seen = 0;
     let has = |need: &Need| {
         devices.len() >= need.gpus
             && devices.iter().any(|device| {
+                seen += 1;
                 let (has, claimed) = (device.capacity, device.claimed);
                 has.memory.saturating_sub(claimed.memory) >= need.memory
                     && has.cores.saturating_sub(claimed.cores) >= need.cores
@@ -572,7 +576,9 @@ fn may_fit(node: &NodeClaims, needs: &[Need], selection: &GpuSelection) -> bool 
                     && accepted.has(device)
             })
     };
-    needs.iter().all(has)
+    let fits = needs.iter().all(has);
+    *work += KIND + seen + PRODUCT * accepted.compared();
+    fits
 }
 
 #[cfg(test)]

@@ -59,17 +59,22 @@ pub fn place(
     Ok(Placement { claim, terms, fill: terms.fill(attempt.weights), check: attempt.found })
 }
 
+/// A search in a list of UUIDs takes as long as this many comparisons with a product.
+const UUIDS: usize = 4;
+
 /// Which devices of a node a pod accepts. They are mostly of one kind, which is judged once: a pod may name 64 products.
 #[derive(Debug)]
 pub(crate) struct AcceptedDevices<'a> {
     selection: &'a GpuSelection,
     /// The kind of the last device, and whether the pod accepts it.
     last: Option<(&'a Arc<DeviceKind>, bool)>,
+    /// Number of comparisons with products and UUIDs.
+    compared: usize,
 }
 
 impl<'a> AcceptedDevices<'a> {
     pub(crate) fn of(selection: &'a GpuSelection) -> AcceptedDevices<'a> {
-        AcceptedDevices { selection, last: None }
+        AcceptedDevices { selection, last: None, compared: 0 }
     }
 
     /// Whether the pod accepts this device, if enough of it is free.
@@ -77,12 +82,22 @@ impl<'a> AcceptedDevices<'a> {
         self.barred(device).is_none()
     }
 
+    /// Number of comparisons with products so far. A search in a list of UUIDs counts like [`UUIDS`] of them.
+    pub(crate) fn compared(&self) -> usize {
+        self.compared
+    }
+
     /// The test at which the device fails for every container of the pod, whatever the container requests.
     fn barred(&mut self, device: &'a PlacementDevice) -> Option<RefusalReason> {
+        let GpuSelection { use_types, avoid_types, use_uuids, avoid_uuids, .. } = self.selection;
         let accepted = match self.last {
             Some((kind, accepted)) if Arc::ptr_eq(kind, &device.kind) => accepted,
-            _ => accepts_kind(self.selection, &device.kind),
+            _ => {
+                self.compared += use_types.len() + avoid_types.len();
+                accepts_kind(self.selection, &device.kind)
+            }
         };
+        self.compared += UUIDS * [use_uuids, avoid_uuids].iter().filter(|uuids| !uuids.is_empty()).count();
         self.last = Some((&device.kind, accepted));
         barred(device, self.selection, accepted)
     }

@@ -426,6 +426,24 @@ fn one_node_is_compared_in_several_steps_with_many_kinds_that_name_many_products
     assert_eq!(found(&cluster), 350, "each kind that is left");
 }
 
+/// Pods of this many kinds name 30 GPUs that no node has, so none of them ever fits.
+fn refuse_kinds_that_name_unknown_gpus(cluster: &mut ClusterState, kinds: u32) {
+    for n in 0..kinds {
+        let mut request = slice(10 + n, 1000 + u64::from(n));
+        request.selection.use_uuids = (5000..5030).map(uuid).collect();
+        assert!(!ask(cluster, request, names(1), 0));
+    }
+}
+
+#[test]
+fn one_node_is_compared_in_several_steps_with_many_kinds_that_name_uuids() {
+    let mut cluster = cluster(1, 8);
+    refuse_kinds_that_name_unknown_gpus(&mut cluster, 600);
+    cluster.look_for_changes(ms(0));
+    assert!(cluster.compare_changed(ms(200)), "each kind is compared with eight GPUs");
+    assert!(!cluster.compare_changed(ms(200)));
+}
+
 #[test]
 fn few_nodes_are_judged_in_a_step_if_room_is_kept_there_for_nominated_pods() {
     let mut cluster = cluster(20, 1);
