@@ -30,7 +30,7 @@ use crate::wake_pace::{A_SECOND, ASKED_WITHIN, WakeCounts, WakePace};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::placement::{GpuSelection, PlacementRequest};
 use model::time::Monotonic;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -100,9 +100,9 @@ pub(super) struct Wakes {
     swept: Option<Monotonic>,
     /// The nodes by their places, as they were seen last.
     seen: Vec<Option<SeenNode>>,
-    /// The places of nodes that have changed and were not compared with the kinds of requests since, with the time when that was
-    /// found.
-    fresh: BTreeMap<usize, Monotonic>,
+    /// The places of nodes that have changed and were not compared with the kinds of requests since, in the order in which that was
+    /// found: otherwise a node that changes all the time could be compared before all others again and again.
+    fresh: VecDeque<(Monotonic, usize)>,
     /// The place of the node with which some kinds were compared in the last step, and the kind that comes next.
     comparing: Option<(usize, Arc<Signature>)>,
     /// The room that is kept for pods until kube-scheduler asks about them.
@@ -121,6 +121,8 @@ struct SeenNode {
     numbers: VersionNumbers,
     /// The number of the look that has found its newest change.
     at: u64,
+    /// Whether it is among those that have changed and were not compared since.
+    is_fresh: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -316,26 +318,32 @@ impl ClusterState {
             }
             let Some(seen) = wakes.seen.get_mut(place) else { continue };
             if sweeps || seen.as_ref().is_none_or(|seen| seen.numbers != numbers) {
-                *seen = Some(SeenNode { name: name.clone(), numbers, at: wakes.looks });
-                wakes.fresh.entry(place).or_insert(now);
+                if seen.as_ref().is_none_or(|seen| !seen.is_fresh) {
+                    wakes.fresh.push_back((now, place));
+                }
+                *seen = Some(SeenNode { name: name.clone(), numbers, at: wakes.looks, is_fresh: true });
             }
         }
     }
 
     /// Finds for each changed node the kinds of requests that may fit there. Returns whether more nodes are to be compared now.
     fn compare_changed(&mut self, now: Monotonic) -> bool {
-        let settled = self.wakes.fresh.iter().filter(|(_, found)| now.since(**found) >= SETTLES);
-        let settled: Vec<usize> = settled.map(|(place, _)| *place).collect();
         let mut work = 0;
         if let Some((place, first)) = self.wakes.comparing.take() {
             self.compare(place, Some(&first), &mut work);
         }
-        for place in settled {
+        while let Some((found, place)) = self.wakes.fresh.front().copied() {
+            if now.since(found) < SETTLES {
+                break;
+            }
             if work >= WORK {
                 return true;
             }
             work += KIND;
-            self.wakes.fresh.remove(&place);
+            self.wakes.fresh.pop_front();
+            if let Some(Some(seen)) = self.wakes.seen.get_mut(place) {
+                seen.is_fresh = false;
+            }
             self.compare(place, None, &mut work);
         }
         self.wakes.comparing.is_some()

@@ -347,6 +347,7 @@ fn a_change_that_is_missed_delays_a_pod_until_all_nodes_are_compared_again() {
     gone(&mut cluster, 0);
     assert_eq!(woken(&mut cluster, 100), []);
     cluster.wakes.fresh.clear();
+    cluster.wakes.seen.iter_mut().flatten().for_each(|seen| seen.is_fresh = false);
     assert_eq!(woken_until(&mut cluster, 200, 30_000), []);
     let sweep = u64::try_from(SWEEP.as_millis()).unwrap();
     assert_eq!([woken(&mut cluster, sweep), woken(&mut cluster, sweep + 200)], [vec![], vec![10]]);
@@ -442,6 +443,25 @@ fn one_node_is_compared_in_several_steps_with_many_kinds_that_name_uuids() {
     cluster.look_for_changes(ms(0));
     assert!(cluster.compare_changed(ms(200)), "each kind is compared with eight GPUs");
     assert!(!cluster.compare_changed(ms(200)));
+}
+
+/// The comparison with one node takes more than a step, and two nodes change before each step.
+#[test]
+fn nodes_that_change_all_the_time_are_not_compared_before_all_others() {
+    let mut cluster = cluster(3, 8);
+    refuse_kinds_that_name_unknown_gpus(&mut cluster, 600);
+    cluster.look_for_changes(ms(0));
+    for step in 1..8 {
+        for node in 0..2 {
+            let share = DeviceShare { device: uuid(node * 100 + step), memory: Some(Mib(1).bytes()), cores: None };
+            let pod = slice(1000 + node * 100 + step, 1);
+            cluster.pod_is(&pod.uid, Some(&bound(&pod, &name(node), PodClaim::Given(Claim(vec![vec![share]])))));
+        }
+        cluster.look_for_changes(ms(u64::from(step) * 200));
+        cluster.compare_changed(ms(u64::from(step) * 200));
+    }
+    let place = cluster.versions["node-2"].place();
+    assert!(!cluster.wakes.seen[place].as_ref().unwrap().is_fresh);
 }
 
 #[test]
