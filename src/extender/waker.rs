@@ -20,7 +20,7 @@ use wire::annotation_keys::WAKE;
 
 /// How often nodes that have changed are looked for. A look finds nothing in a microsecond, and a pod waits this much longer.
 const LOOK: Duration = Duration::from_millis(100);
-/// Pause between two steps that follow each other. Each judges some hundred nodes, so wakes take at most a twentieth of a core,
+/// Pause between two steps that follow each other. Each does a bounded amount of work, so wakes take at most about a tenth of a core,
 /// whatever pods wait.
 const STEP: Duration = Duration::from_millis(5);
 /// Longest time for a write if nothing else ends it. The room is kept no longer.

@@ -1,7 +1,7 @@
 //! A set of nodes by their places, small enough to keep one for each pod that waits: 625 bytes for 5,000 nodes.
 
-/// The set. Each node has one bit, at its place.
-#[derive(Clone, Debug, Default)]
+/// The set. Each node has one bit, at its place. The last word is never zero.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct NodeSet(Vec<u64>);
 
 impl NodeSet {
@@ -21,6 +21,9 @@ impl NodeSet {
         if let Some(word) = self.0.get_mut(place / 64) {
             *word &= !bit(place);
         }
+        while self.0.last() == Some(&0) {
+            self.0.pop();
+        }
     }
 
     /// Whether the set has the node at this place.
@@ -31,7 +34,7 @@ impl NodeSet {
 
     /// Whether the set has no node.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.iter().all(|word| *word == 0)
+        self.0.is_empty()
     }
 
     /// Adds all nodes of another set, which is empty then.
@@ -66,15 +69,6 @@ impl FromIterator<usize> for NodeSet {
             set.insert(place);
         });
         set
-    }
-}
-
-/// Two sets are equal if they have the same nodes, whatever the room that they have.
-impl PartialEq for NodeSet {
-    fn eq(&self, other: &NodeSet) -> bool {
-        let most = self.0.len().max(other.0.len());
-        let word = |set: &NodeSet, at: usize| set.0.get(at).copied().unwrap_or(0);
-        (0..most).all(|at| word(self, at) == word(other, at))
     }
 }
 

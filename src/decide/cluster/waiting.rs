@@ -25,6 +25,8 @@ const SETS: usize = 8;
 
 /// The place of a pod among those of its kind and namespace: the higher priority first, then the older pod.
 pub(super) type Rank = (Reverse<i32>, u64, PodUid);
+/// The place of a pod among those of its kind: its namespace, and its place there.
+pub(super) type Member = (Arc<str>, Rank);
 
 /// What the last filter call of a pod has seen.
 #[derive(Clone, Debug)]
@@ -71,10 +73,8 @@ pub(super) struct WaitingKind {
     pub(super) maybe: NodeSet,
     /// The nodes on which the kind fits, but for pods that are expected there.
     pub(super) blocked: NodeSet,
-    /// When the first of these was found.
-    pub(super) blocked_at: Option<Monotonic>,
     /// The pods, by namespace.
-    members: BTreeMap<Arc<str>, BTreeSet<Rank>>,
+    members: BTreeSet<Member>,
 }
 
 /// What one container needs: without a GPU that has all of this, no pod of a kind fits.
@@ -115,6 +115,13 @@ impl Need {
 
     fn all(request: &PlacementRequest) -> Box<[Need]> {
         request.requests.iter().filter(|container| container.slots > 0).map(Need::of).collect()
+    }
+}
+
+impl Asked {
+    /// Whether both calls knew the same nodes: then the same ones count for both pods.
+    pub(super) fn is_like(&self, other: &Asked) -> bool {
+        self.newest_node == other.newest_node && Arc::ptr_eq(&self.nodes, &other.nodes)
     }
 }
 
@@ -241,22 +248,28 @@ impl WaitingPods {
         Some((pod.request.as_deref()?, asked))
     }
 
-    /// The kinds of requests of the pods that may be woken.
-    pub(super) fn kinds(&self) -> impl Iterator<Item = (&Arc<Signature>, &WaitingKind)> {
-        self.kinds.iter()
+    /// The kinds of requests of the pods that may be woken, from this one on; `None`: from the first one.
+    pub(super) fn kinds_from(
+        &self,
+        first: Option<&Signature>,
+    ) -> impl Iterator<Item = (&Arc<Signature>, &WaitingKind)> {
+        self.kinds.range::<Signature, _>(from(first))
     }
 
-    /// The same, mutable, from this one on; `None`: from the first one.
-    pub(super) fn kinds_from(
+    /// The same, mutable.
+    pub(super) fn kinds_mut_from(
         &mut self,
         first: Option<&Signature>,
     ) -> impl Iterator<Item = (&Arc<Signature>, &mut WaitingKind)> {
-        let range: (Bound<&Signature>, Bound<&Signature>) =
-            (first.map_or(Bound::Unbounded, Bound::Included), Bound::Unbounded);
-        self.kinds.range_mut::<Signature, _>(range)
+        self.kinds.range_mut::<Signature, _>(from(first))
     }
 
     /// One kind.
+    pub(super) fn kind(&self, signature: &Signature) -> Option<&WaitingKind> {
+        self.kinds.get(signature)
+    }
+
+    /// The same, mutable.
     pub(super) fn kind_mut(&mut self, signature: &Signature) -> Option<&mut WaitingKind> {
         self.kinds.get_mut(signature)
     }
@@ -335,10 +348,9 @@ impl WaitingPods {
             needs: Need::all(request),
             maybe: NodeSet::default(),
             blocked: NodeSet::default(),
-            blocked_at: None,
-            members: BTreeMap::new(),
+            members: BTreeSet::new(),
         });
-        kind.members.entry(Arc::clone(&pod.namespace)).or_default().insert(rank(request));
+        kind.members.insert((Arc::clone(&pod.namespace), rank(request)));
     }
 
     fn leave_kind(&mut self, uid: &PodUid) {
@@ -346,12 +358,7 @@ impl WaitingPods {
         let Some(request) = pod.request.as_deref() else { return };
         let signature = Signature::of(request);
         let Some(kind) = self.kinds.get_mut(&signature) else { return };
-        if let Some(members) = kind.members.get_mut(&pod.namespace) {
-            members.remove(&rank(request));
-            if members.is_empty() {
-                kind.members.remove(&pod.namespace);
-            }
-        }
+        kind.members.remove(&(Arc::clone(&pod.namespace), rank(request)));
         if kind.members.is_empty() {
             self.kinds.remove(&signature);
         }
@@ -359,10 +366,19 @@ impl WaitingPods {
 }
 
 impl WaitingKind {
-    /// The pods of each namespace, the first ones first.
-    pub(super) fn members(&self) -> impl Iterator<Item = (&Arc<str>, &BTreeSet<Rank>)> {
-        self.members.iter()
+    /// The pods by namespace, the first ones of each first, from this one on; `None`: from the first one.
+    pub(super) fn members_from(&self, first: Option<&Member>) -> impl Iterator<Item = &Member> {
+        self.members.range::<Member, _>(from(first))
     }
+
+    /// Whether a pod has this kind.
+    pub(super) fn has(&self, member: &Member) -> bool {
+        self.members.contains(member)
+    }
+}
+
+fn from<T>(first: Option<&T>) -> (Bound<&T>, Bound<&T>) {
+    (first.map_or(Bound::Unbounded, Bound::Included), Bound::Unbounded)
 }
 
 fn rank(request: &PlacementRequest) -> Rank {
@@ -478,10 +494,10 @@ mod tests {
             refuse(&mut pods, request, at(1));
         }
         let changed = pods.is_refused(pod(5, -1, None), asked(&[3]), [3, 70].into_iter(), at(2));
-        let (_, kind) = pods.kinds().next().unwrap();
-        let order = kind.members().flat_map(|(_, members)| members).map(|(.., uid)| uid.clone());
+        let (_, kind) = pods.kinds_from(None).next().unwrap();
+        let order = kind.members_from(None).map(|(_, (.., uid))| uid.clone());
         assert_eq!(order.collect::<Vec<_>>(), [3, 1, 4, 2, 5].map(|n| slice(n, 1).uid));
-        assert!(changed && kind.maybe.has(3) && kind.maybe.has(70) && pods.kinds().count() == 1);
+        assert!(changed && kind.maybe.has(3) && kind.maybe.has(70) && pods.kinds_from(None).count() == 1);
         let [one, other] = [asked(&[1, 2]), asked(&[2, 1])].map(|asked| pods.shared(NodeSet::clone(&asked.nodes)));
         assert!(Arc::ptr_eq(&one, &other));
     }

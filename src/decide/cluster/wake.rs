@@ -23,7 +23,7 @@ use super::planted::{PlantedMistake, planted};
 use super::state::ClusterState;
 use super::verdicts::Signature;
 use super::version::VersionNumbers;
-use super::waiting::{Asked, Need, Rank, WaitingPods};
+use super::waiting::{Asked, MOST, Member, Need, WaitingPods};
 use crate::ledger::{DeviceDemand, demand_of};
 use crate::placement::{AcceptedDevices, CountedClaims, place};
 use crate::wake_pace::{A_SECOND, ASKED_WITHIN, WakeCounts, WakePace};
@@ -35,17 +35,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Number of nodes that are judged in one step: 0.2 ms for pods of one container. Each container more counts like a node.
-const JUDGED: usize = 256;
-/// Most work of a step with changed nodes and kinds of requests that are compared with them. A unit is a GPU at which it is looked, or
-/// about 3 ns: 0.2 ms in all.
+mod lines;
+
+use lines::Lines;
+
+/// Most work of a step with changed nodes and the kinds of requests that are compared with them, and most work with pods that are
+/// looked at and nodes that are judged for them. A unit is a GPU with which a kind is compared, or about 3 ns: 0.2 ms in all.
 const WORK: usize = 65_536;
 /// The work for a node or a kind, and for a product with which a GPU is compared.
 const KIND: usize = 4;
 const PRODUCT: usize = 4;
-/// A node counts like this many if it is judged beside pods that are nominated to it or expected there: it is copied for that, which
-/// takes up to 80 us.
-const COPIED: usize = 32;
+/// The work to look up something of a pod.
+const LOOKUP: usize = 32;
+/// The work to judge up to eight GPUs of a node for one container.
+const JUDGED: usize = 256;
+/// The work to judge a node beside pods that are nominated to it or expected there: it is copied for that, which takes up to 80 us.
+const COPIED: usize = 32 * JUDGED;
+/// How long pods stay in line until all are looked at again: meanwhile one of a higher priority may have come.
+const IN_LINE: Duration = Duration::from_secs(1);
 /// How often a pod is judged again for a node whose room is kept for another pod.
 const BLOCKED: Duration = Duration::from_secs(1);
 /// How long a change is left to kube-scheduler, which tries refused pods itself at many events, and then soonest.
@@ -107,9 +114,13 @@ pub(super) struct Wakes {
     comparing: Option<(usize, Arc<Signature>)>,
     /// The room that is kept for pods until kube-scheduler asks about them.
     kept: BTreeMap<PodUid, KeptRoom>,
-    /// Whether some kind may fit on a node since the last step.
+    /// The pods that may be woken, while they are searched for and judged.
+    lines: Option<Lines>,
+    /// When the first node was found where room is kept for others, since those were judged again.
+    blocked: Option<Monotonic>,
+    /// Whether some kind may fit on a node since the last search began.
     is_due: bool,
-    /// When the next step has something to do although nothing changes.
+    /// When the next search begins although nothing changes.
     due: Option<Monotonic>,
     /// No pod is woken before.
     not_before: Monotonic,
@@ -131,16 +142,6 @@ struct KeptRoom {
     /// When kube-scheduler is late, and the room is kept no longer.
     until: Monotonic,
     demands: Vec<(GpuUuid, DeviceDemand)>,
-}
-
-/// The pods that may be woken now, by namespace, first ones first. At most [`JUDGED`] of a namespace: no step judges more.
-#[derive(Debug, Default)]
-struct Lines {
-    pods: BTreeMap<Arc<str>, BTreeSet<(Rank, Arc<Signature>)>>,
-    /// When the next pod may be woken that may not yet.
-    due: Option<Monotonic>,
-    /// Whether there are more pods than these.
-    more: bool,
 }
 
 /// Whether a node has room for a pod.
@@ -270,14 +271,14 @@ impl ClusterState {
         }
         self.look_for_changes(now);
         let more = self.compare_changed(now);
-        if self.wakes.due.is_some_and(|due| now >= due) {
-            self.try_blocked(now);
-        }
-        if !self.wakes.is_due && self.wakes.due.is_none_or(|due| now < due) {
+        let Wakes { lines, is_due, due, .. } = &self.wakes;
+        if lines.is_none() && !is_due && due.is_none_or(|due| now < due) {
             return WakeStep { wakes: Vec::new(), more };
         }
         let waiting = &self.waiting;
-        self.wakes.served.retain(|namespace, _| waiting.has_namespace(namespace));
+        if self.wakes.served.len() > MOST {
+            self.wakes.served.retain(|namespace, _| waiting.has_namespace(namespace));
+        }
         self.wakes.pace.forget(now, |uid| waiting.has(uid));
         let mut step = self.wake_in_order(now);
         step.more |= more;
@@ -297,8 +298,8 @@ impl ClusterState {
         let changes = self.changes.load(Ordering::Acquire);
         let sweeps = match self.wakes.swept {
             Some(swept) => {
-                let Wakes { fresh, comparing, is_due, .. } = &self.wakes;
-                now.since(swept) >= SWEEP && fresh.is_empty() && comparing.is_none() && !is_due
+                let Wakes { fresh, comparing, lines, is_due, .. } = &self.wakes;
+                now.since(swept) >= SWEEP && fresh.is_empty() && comparing.is_none() && lines.is_none() && !is_due
             }
             None => true,
         };
@@ -356,7 +357,7 @@ impl ClusterState {
         let Some(node) = name.and_then(|name| self.nodes.get(name)).filter(|node| node.closed().is_none()) else {
             return;
         };
-        for (signature, kind) in self.waiting.kinds_from(first) {
+        for (signature, kind) in self.waiting.kinds_mut_from(first) {
             if *work >= WORK {
                 self.wakes.comparing = Some((place, Arc::clone(signature)));
                 return;
@@ -369,91 +370,136 @@ impl ClusterState {
         }
     }
 
-    /// Lets pods be judged again where room was kept for others.
-    fn try_blocked(&mut self, now: Monotonic) {
-        for (_, kind) in self.waiting.kinds_from(None) {
-            if kind.blocked_at.is_some_and(|at| now.since(at) >= BLOCKED) {
-                kind.maybe.take_all(&mut kind.blocked);
-                kind.blocked_at = None;
-                self.wakes.is_due = true;
-            }
-        }
-    }
-
     fn wake_in_order(&mut self, now: Monotonic) -> WakeStep {
         if let Some(free) = self.wakes.pace.waits(now) {
             // What is due stays due, and at that moment all pods are looked at, also those that are due before.
+            self.wakes.lines = None;
             self.wakes.due = Some(free);
             return WakeStep::default();
         }
+        let lines = self.wakes.lines.take();
+        let lines = lines.filter(|lines| lines.searched.is_none_or(|searched| now.since(searched) < IN_LINE));
+        let mut lines = lines.unwrap_or_else(|| self.looks_anew(now));
         // The pods are not changed, only what is known of their kinds.
         let mut waiting = std::mem::take(&mut self.waiting);
-        let mut lines = self.lines(&waiting, now);
-        let (mut step, mut judged, mut is_limited) = (WakeStep::default(), 0, false);
-        while let Some((signature, uid)) = lines.next(&self.wakes.served) {
-            if let Some(free) = self.wakes.pace.waits(now) {
-                (lines.due, is_limited) = (Some(free), true);
-                break;
-            }
-            let found = self.find_room(&mut waiting, (&signature, &uid), &mut judged, now);
-            if let Some(wake) = found.and_then(|room| self.wake(&waiting, &uid, room, now)) {
-                step.wakes.push(wake);
-                // If the write fails, or kube-scheduler does not ask, nothing else brings the pod back.
-                lines.due = lines.due.into_iter().chain(self.wakes.pace.pod_waits(&uid, now)).min();
-            }
-            if judged >= JUDGED {
-                lines.more = true;
-                break;
-            }
+        let (mut step, mut work) = (WakeStep::default(), 0);
+        if lines.searched.is_none() {
+            self.search(&waiting, &mut lines, &mut work, now);
         }
-        let blocked = waiting.kinds().filter_map(|(_, kind)| kind.blocked_at).min().map(|at| at.after(BLOCKED));
+        while work < WORK && self.wakes.pace.waits(now).is_none() {
+            let Some((member, signature)) = lines.first() else { break };
+            let found = self.find_room(&mut waiting, (&member, &signature), &mut work, now);
+            if found.is_none() && work >= WORK {
+                // The next step goes on with this pod.
+                break;
+            }
+            let (namespace, (.., uid)) = &member;
+            let woken = found.and_then(|room| self.wake(&waiting, uid, room, now));
+            lines.remove_first(namespace, woken.as_ref().map(|wake| wake.number));
+            if let Some(at) = self.wakes.pace.pod_waits(uid, now) {
+                // If the write fails, or kube-scheduler does not ask, nothing else brings the pod back.
+                lines.may_be_woken_at(at);
+            }
+            step.wakes.extend(woken);
+        }
         self.waiting = waiting;
-        // Another step only makes sense if this one has changed something.
-        step.more = lines.more && !is_limited && judged > 0;
-        self.wakes.is_due = step.more;
-        self.wakes.due = [lines.due, blocked].into_iter().flatten().min();
+        if lines.are_over() {
+            self.wakes.is_due |= lines.more;
+            let blocked = self.wakes.blocked.map(|at| at.after(BLOCKED));
+            self.wakes.due = [lines.due, blocked].into_iter().flatten().min();
+            step.more = self.wakes.is_due;
+        } else {
+            self.wakes.lines = Some(lines);
+            step.more = true;
+        }
         step
     }
 
-    /// The pods for which some node may have room, as many of each kind and namespace as may be woken in a second.
-    fn lines(&self, waiting: &WaitingPods, now: Monotonic) -> Lines {
-        let mut lines = Lines::default();
-        for (signature, kind) in waiting.kinds().filter(|(_, kind)| !kind.maybe.is_empty()) {
-            for (namespace, members) in kind.members() {
-                let line = lines.pods.entry(Arc::clone(namespace)).or_default();
-                let mut taken = 0;
-                for rank in members {
-                    if line.len() >= JUDGED && line.last().is_some_and(|(last, _)| last < rank) {
-                        lines.more = true;
-                        break;
-                    }
-                    let Some((request, asked)) = waiting.may_be_woken(&rank.2) else { continue };
-                    let is_bound = self.locations.contains_key(&request.uid);
-                    if is_bound || self.candidates(&kind.maybe, asked).next().is_none() {
-                        continue;
-                    }
-                    let pause = self.wakes.pace.pod_waits(&request.uid, now).max(self.binds_until(&request.uid, now));
-                    if planted(PlantedMistake::WokenOnce) && self.wakes.pace.has_woken(&request.uid) {
-                        continue;
-                    }
-                    if let Some(due) = pause {
-                        lines.due = lines.due.into_iter().chain([due]).min();
-                        continue;
-                    }
-                    if taken == A_SECOND {
-                        lines.more = true;
-                        break;
-                    }
-                    taken += 1;
-                    line.insert((rank.clone(), Arc::clone(signature)));
-                    if line.len() > JUDGED {
-                        line.pop_last();
-                        lines.more = true;
-                    }
-                }
+    /// A search begins. From time to time pods are also judged again where room was kept for others.
+    fn looks_anew(&mut self, now: Monotonic) -> Lines {
+        if self.wakes.blocked.is_some_and(|at| now.since(at) >= BLOCKED) {
+            self.wakes.blocked = None;
+            for (_, kind) in self.waiting.kinds_mut_from(None) {
+                kind.maybe.take_all(&mut kind.blocked);
             }
         }
-        lines
+        self.wakes.is_due = false;
+        self.wakes.due = None;
+        Lines::default()
+    }
+
+    /// Puts pods in line for which some node may have room, of each kind and namespace about as many as may be woken in a second. Goes on
+    /// where the last step has ended. If another node may have room for a kind meanwhile, or for a pod whose call did not know its
+    /// change, `is_due` is set, and another search follows.
+    fn search(&self, waiting: &WaitingPods, lines: &mut Lines, work: &mut usize, now: Monotonic) {
+        let mut next = lines.next.take();
+        let first = next.as_ref().map(|(signature, _)| Arc::clone(signature));
+        for (signature, kind) in waiting.kinds_from(first.as_deref()) {
+            *work += KIND;
+            let next = next.take().filter(|(first, _)| first == signature).map(|(_, member)| member);
+            if kind.maybe.is_empty() {
+                continue;
+            }
+            let (mut taken, mut last) = ((None, 0), None);
+            for member in kind.members_from(next.as_ref()) {
+                if *work >= WORK {
+                    lines.next = Some((Arc::clone(signature), member.clone()));
+                    return;
+                }
+                let (namespace, (.., uid)) = member;
+                if taken.0 != Some(namespace) {
+                    taken = (Some(namespace), 0);
+                }
+                if taken.1 == A_SECOND {
+                    *work += KIND;
+                    lines.more = true;
+                    continue;
+                }
+                *work += LOOKUP;
+                let Some((_, asked)) = waiting.may_be_woken(uid) else { continue };
+                if !self.may_use(&kind.maybe, asked, &mut last, work) {
+                    continue;
+                }
+                *work += 3 * LOOKUP;
+                if self.locations.contains_key(uid)
+                    || planted(PlantedMistake::WokenOnce) && self.wakes.pace.has_woken(uid)
+                {
+                    continue;
+                }
+                if let Some(at) = self.wakes.pace.pod_waits(uid, now).max(self.binds_until(uid, now)) {
+                    lines.may_be_woken_at(at);
+                    continue;
+                }
+                taken.1 += 1;
+                lines.add(member, signature, self.wakes.served.get(namespace).copied().unwrap_or(0));
+            }
+        }
+        lines.searched = Some(now);
+    }
+
+    /// Whether a pod may use one of these nodes. `last` is the answer for the pod before it: the calls for most pods are alike.
+    fn may_use<'a>(
+        &self,
+        maybe: &NodeSet,
+        asked: Option<&'a Asked>,
+        last: &mut Option<(&'a Asked, bool)>,
+        work: &mut usize,
+    ) -> bool {
+        if let (Some(asked), Some((known, may_use))) = (asked, *last)
+            && asked.is_like(known)
+        {
+            return may_use;
+        }
+        *work += self.look(maybe, asked);
+        let may_use = self.candidates(maybe, asked).next().is_some();
+        *last = asked.map(|asked| (asked, may_use));
+        may_use
+    }
+
+    /// The work to find the candidates of a pod.
+    fn look(&self, maybe: &NodeSet, asked: Option<&Asked>) -> usize {
+        let newer = asked.filter(|asked| self.numbered > asked.newest_node).map(|_| maybe.both(None).count());
+        LOOKUP + newer.unwrap_or(0)
     }
 
     /// Until when kube-scheduler may be placing a pod for which a node fitted in an earlier term of this process.
@@ -475,43 +521,52 @@ impl ClusterState {
 
     /// The first node that has room for a pod. Nodes that have none are not judged again for pods of the same kind.
     fn find_room(
-        &self,
+        &mut self,
         waiting: &mut WaitingPods,
-        (signature, uid): (&Arc<Signature>, &PodUid),
-        judged: &mut usize,
+        (member, signature): (&Member, &Arc<Signature>),
+        work: &mut usize,
         now: Monotonic,
     ) -> Option<KeptRoom> {
-        let (request, asked) = waiting.may_be_woken(uid)?;
-        let (request, asked) = (request.clone(), asked.cloned());
-        let kind = waiting.kind_mut(signature)?;
-        let containers = kind.needs.len().max(1);
-        let candidates = self.candidates(&kind.maybe, asked.as_ref());
-        let places: Vec<usize> = candidates.take(JUDGED.div_ceil(containers)).collect();
+        *work += 2 * LOOKUP;
+        // Since it was put in line, kube-scheduler may have asked about the pod, or it may have been changed or bound.
+        let kind = waiting.kind(signature).filter(|kind| kind.has(member))?;
+        let (request, asked) = waiting.may_be_woken(&member.1.2)?;
+        if self.locations.contains_key(&request.uid) {
+            return None;
+        }
+        *work += self.look(&kind.maybe, asked);
+        let places: Vec<usize> = self.candidates(&kind.maybe, asked).take(WORK / JUDGED).collect();
+        let (mut found, mut judged) = (None, Vec::new());
         for place in places {
+            let seen = self.wakes.seen.get(place).and_then(Option::as_ref);
             // The other nodes are judged in the next step.
-            if *judged >= JUDGED {
-                break;
-            }
-            let name = &self.wakes.seen.get(place)?.as_ref()?.name;
-            *judged += containers;
-            match self.room_of(&request, name, judged, now) {
+            let Some(SeenNode { name, .. }) = seen.filter(|_| *work < WORK) else { break };
+            match self.room_of(request, name, work, now) {
                 NodeRoom::Free(demands) => {
-                    return Some(KeptRoom { node: name.clone(), until: now.after(ASKED_WITHIN), demands });
+                    found = Some(KeptRoom { node: name.clone(), until: now.after(ASKED_WITHIN), demands });
+                    break;
                 }
-                NodeRoom::Blocked => {
-                    kind.blocked.insert(place);
-                    kind.blocked_at.get_or_insert(now);
-                }
-                NodeRoom::Taken => {}
+                NodeRoom::Blocked => judged.push((place, true)),
+                NodeRoom::Taken => judged.push((place, false)),
+            }
+        }
+        let kind = waiting.kind_mut(signature)?;
+        for (place, is_blocked) in judged {
+            if is_blocked {
+                kind.blocked.insert(place);
+                self.wakes.blocked.get_or_insert(now);
             }
             kind.maybe.remove(place);
         }
-        None
+        found
     }
 
     /// Whether a node has room for a pod, beside those that are expected there soon, and those that are nominated to it.
-    fn room_of(&self, request: &PlacementRequest, name: &NodeName, judged: &mut usize, now: Monotonic) -> NodeRoom {
+    fn room_of(&self, request: &PlacementRequest, name: &NodeName, work: &mut usize, now: Monotonic) -> NodeRoom {
+        *work += JUDGED;
         let Some(node) = self.nodes.get(name).filter(|node| node.closed().is_none()) else { return NodeRoom::Taken };
+        let containers = request.requests.iter().filter(|container| container.slots > 0).count().max(1);
+        *work += JUDGED * (containers * node.devices().devices.len().div_ceil(8)).saturating_sub(1);
         let fits = |devices| place(request, devices, &self.rules.placement, CountedClaims::Claims);
         let Ok(alone) = fits(node.devices()) else { return NodeRoom::Taken };
         let nominated = self.beside_nominated(request, node);
@@ -525,7 +580,7 @@ impl ClusterState {
         let kept: Vec<&KeptRoom> = kept.map(|(_, kept)| kept).collect();
         let with_expected = node.devices_with(&expected);
         if nominated.is_some() || with_expected.is_some() {
-            *judged += COPIED;
+            *work += COPIED;
         }
         let beside = match with_expected {
             None if kept.is_empty() && nominated.is_none() => Some(alone),
@@ -553,18 +608,6 @@ impl ClusterState {
         let node = room.node.clone();
         self.wakes.kept.insert(uid.clone(), room);
         Some(Wake { uid: uid.clone(), pod, node, epoch: self.epoch, number })
-    }
-}
-
-impl Lines {
-    /// The next pod: the highest priority first, then the namespace whose turn it is.
-    fn next(&mut self, served: &BTreeMap<Arc<str>, u64>) -> Option<(Arc<Signature>, PodUid)> {
-        let turn = |namespace: &Arc<str>| served.get(namespace).copied().unwrap_or(0);
-        let heads = self.pods.iter().filter_map(|(namespace, line)| Some((namespace, &line.first()?.0.0)));
-        let (namespace, _) = heads.min_by_key(|(namespace, priority)| (**priority, turn(namespace)))?;
-        let namespace = Arc::clone(namespace);
-        let ((.., uid), signature) = self.pods.get_mut(&namespace)?.pop_first()?;
-        Some((signature, uid))
     }
 }
 

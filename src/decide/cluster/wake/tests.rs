@@ -385,25 +385,64 @@ fn what_is_due_stays_due_while_too_many_pods_were_woken() {
     assert_eq!(woken_until(&mut cluster, 1_200, 1_300).len(), 10, "three GPUs have 30 slots");
 }
 
-/// Each pod has a kind of its own, so the bound for a kind does not hold.
+/// Number of pods that are in line after the last step.
+fn in_line(cluster: &ClusterState) -> usize {
+    cluster.wakes.lines.as_ref().map_or(0, Lines::len)
+}
+
+/// Each pod has a kind of its own, so the bound for a kind does not hold, and the most urgent pod has the last kind.
 #[test]
-fn no_more_pods_of_a_namespace_are_in_line_than_are_judged_in_a_step() {
+fn the_most_urgent_pod_comes_first_although_a_step_looks_at_some_hundred_pods_only() {
     let mut cluster = full(1);
-    let most = u32::try_from(JUDGED).unwrap() + 50;
-    for n in 0..most {
-        let priority = i32::try_from(n).unwrap();
-        let request = PlacementRequest { priority, ..slice(10 + n, 1000 + u64::from(n)) };
+    for n in 0..1000_u32 {
+        let request = PlacementRequest { priority: i32::try_from(n).unwrap(), ..slice(10 + n, 1000 + u64::from(n)) };
         assert!(!ask(&mut cluster, request, names(1), 0));
     }
     gone(&mut cluster, 0);
-    cluster.look_for_changes(ms(0));
-    assert!(!cluster.compare_changed(ms(200)));
-    let lines = cluster.lines(&cluster.waiting, ms(200));
-    let line: Vec<u32> = lines.pods.values().flatten().map(|((.., uid), _)| number(uid)).collect();
-    assert!(lines.more && line.is_sorted_by(|one, next| one > next));
-    assert_eq!((line.len(), line.first()), (JUDGED, Some(&(most + 9))), "the most urgent pod has the last kind");
-    let urgent: Vec<u32> = (most..most + 10).rev().collect();
+    assert!(!cluster.wakes(ms(0)).more);
+    let step = cluster.wakes(ms(200));
+    assert!(step.more && step.wakes.is_empty());
+    assert!((300..600).contains(&in_line(&cluster)), "{}", in_line(&cluster));
+    let urgent: Vec<u32> = (1000..1010).rev().collect();
     assert_eq!(woken(&mut cluster, 200), urgent, "a GPU of ten slots");
+}
+
+/// The first pod keeps the room, and all others of the kind stay in line for nothing.
+#[test]
+fn room_for_one_pod_takes_many_short_steps_where_pods_of_many_namespaces_wait_for_it() {
+    let mut cluster = full(1);
+    for n in 0..6000 {
+        let mut request = slice(10 + n, WHOLE);
+        request.pod.namespace = format!("team-{}", n % 300).into();
+        assert!(!ask(&mut cluster, request, names(1), 0));
+    }
+    gone(&mut cluster, 0);
+    assert!(!cluster.wakes(ms(0)).more);
+    let (mut woken, mut steps, mut before) = (0, 0, 0);
+    loop {
+        let step = cluster.wakes(ms(200));
+        let left = in_line(&cluster);
+        assert!(left.abs_diff(before) <= WORK / LOOKUP / 3 + 1, "{before} pods in line, then {left}");
+        (woken, steps, before) = (woken + step.wakes.len(), steps + 1, left);
+        if !step.more {
+            break;
+        }
+    }
+    assert_eq!((woken, before), (1, 0));
+    assert!((12..25).contains(&steps), "{steps}: 512 pods are put in line in a step, or 682 leave it");
+}
+
+/// Node 1 is free and was named for none of the pods.
+#[test]
+fn a_step_looks_at_some_of_many_pods_that_may_not_use_the_node_that_is_free() {
+    let mut cluster = full(2);
+    (10..5010).for_each(|n| assert!(!ask(&mut cluster, slice(n, WHOLE), names(1), 0)));
+    gone(&mut cluster, 1);
+    assert!(!cluster.wakes(ms(0)).more);
+    let steps = (0..).take_while(|_| cluster.wakes(ms(200)).more).count();
+    assert_eq!(steps, 2, "2048 pods in each of them, and the others in the last one");
+    gone(&mut cluster, 0);
+    assert_eq!(woken_until(&mut cluster, 300, 1_000), [(500, 10)]);
 }
 
 #[test]
@@ -417,7 +456,8 @@ fn one_node_is_compared_in_several_steps_with_many_kinds_that_name_many_products
         assert!(!ask(&mut cluster, request, names(1), 0));
     }
     gone(&mut cluster, 0);
-    let found = |cluster: &ClusterState| cluster.waiting.kinds().filter(|(_, kind)| !kind.maybe.is_empty()).count();
+    let found =
+        |cluster: &ClusterState| cluster.waiting.kinds_from(None).filter(|(_, kind)| !kind.maybe.is_empty()).count();
     cluster.look_for_changes(ms(0));
     assert!(cluster.compare_changed(ms(200)), "another step is needed");
     assert!((300..350).contains(&found(&cluster)), "{}", found(&cluster));
