@@ -22,8 +22,9 @@ pub(crate) const FIRST: Duration = Duration::from_secs(10);
 pub(crate) const LONGEST: Duration = Duration::from_secs(300);
 /// Time in which kube-scheduler asks about a pod that was woken: it does so within 0.1 s, unless others are before the pod.
 pub(crate) const ASKED_WITHIN: Duration = Duration::from_secs(5);
-/// Pods whose pauses are remembered before those that are over are forgotten: more than are woken in the longest pause.
-const KEPT: usize = 2 * A_SECOND * 300;
+/// Pods whose pauses are remembered before those that are over are forgotten: twice as many as may wait or are
+/// woken in the longest pause. With a lower number each step could go through the same pods again.
+const KEPT: usize = 2 * (20_000 + A_SECOND * 300);
 
 /// What wakes have led to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -235,6 +236,17 @@ mod tests {
         assert_eq!(pace.pods.len(), KEPT + 10, "a pod that comes back may not be woken at once");
         pace.forget(ms(most * 50 + 10_000), |pod| *pod == uid(3));
         assert_eq!(pace.pods.keys().collect::<Vec<_>>(), [&uid(3)]);
+    }
+
+    /// Otherwise the next step would go through all of them again.
+    #[test]
+    fn at_least_half_of_the_pods_are_forgotten_although_as_many_wait_as_may() {
+        let mut pace = WakePace::default();
+        let most = u64::try_from(KEPT).unwrap() + 1;
+        (0..most).for_each(|number| pace.wakes(&uid(number), ms(number * 50)));
+        let waiting: std::collections::HashSet<PodUid> = (0..20_000).map(uid).collect();
+        pace.forget(ms(most * 50), |pod| waiting.contains(pod));
+        assert!(pace.pods.len() > 20_000 && pace.pods.len() <= KEPT / 2, "{}", pace.pods.len());
     }
 
     proptest! {
