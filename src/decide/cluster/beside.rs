@@ -10,11 +10,15 @@ use super::state::ClusterState;
 use super::survey::StateAccess;
 use super::verdicts::{Judged, Verdict};
 use crate::placement::{NodeRefusal, Placement, PlacementNode, RefusalReason};
-use model::id::NodeName;
+use model::id::{NodeName, PodUid};
 use model::placement::PlacementRequest;
 
 /// Number of nodes that are judged in one step: beside nominated pods each takes up to 80 us, because the node is copied.
 const JUDGED: usize = 8;
+/// Upper bound on the pods that are expected on one node: the kubelet starts 110 by default. Each filter call for an expected pod
+/// looks at all of them, and each copy of the node copies them. Pods that pass the filter again and again and are never bound could
+/// otherwise be thousands.
+pub(super) const MOST_EXPECTED: usize = 256;
 
 impl ClusterState {
     /// The devices of a node as this pod may use them; `None` if they are those of the node as it is.
@@ -36,14 +40,31 @@ impl ClusterState {
         }
     }
 
-    /// Leaves a proposal for the pod on this node.
+    /// Leaves a proposal for the pod on this node. If too many pods are expected there, the one that was filtered first is not any
+    /// more: it may still be bound there.
     pub(super) fn propose_on(&mut self, request: &PlacementRequest, name: &str) -> Option<NodeName> {
         let node = self.nodes.get(name)?;
         let (_, placement) = self.judge_for(request, node).ok()?;
         let name = node.name().clone();
+        if node.expected().count() >= MOST_EXPECTED {
+            let filtered = |uid: &&PodUid| self.pending.get(*uid).map(|pending| pending.filtered);
+            let oldest = node.expected().min_by_key(filtered).cloned();
+            oldest.iter().for_each(|uid| self.is_not_expected(&name, uid));
+        }
         self.nodes.get_mut(&name)?.propose(&gpu_pod(request), &placement.claim);
         self.gangs.add(request);
         Some(name)
+    }
+
+    /// A pod is no longer expected on this node. Its filter call stays known.
+    fn is_not_expected(&mut self, name: &NodeName, uid: &PodUid) {
+        if let Some(pending) = self.pending.get_mut(uid) {
+            pending.proposed = None;
+            self.gangs.remove(&pending.request);
+        }
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.withdraw(uid);
+        }
     }
 }
 

@@ -4,16 +4,17 @@ use super::beside;
 use super::names::ByName;
 use super::rank;
 use super::recent_scores::{self, NamedScores};
-use super::state::{ClusterState, MAX_PENDING, NodeChoice, PendingPod, PodLocation};
+use super::state::{ClusterState, MAX_PENDING, MAX_PENDING_BYTES, NodeChoice, PendingPod, PodLocation};
 use super::survey::{StateAccess, Verdicts};
 use super::verdicts::{Judged, Verdict};
 use super::waiting::Asked;
-use crate::ledger::ClaimState;
+use crate::ledger::{ClaimState, DeviceDemand};
 use crate::placement::{CheckResult, FillTerms, NodeRefusal, RefusalReason};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
-use model::id::PodUid;
+use model::id::{GpuUuid, PodUid};
 use model::placement::{NodePolicy, PlacementRequest, ScoreWeights};
+use model::pod_memory::MAX_WAITING_REQUEST_BYTES;
 use model::time::Monotonic;
 use std::ops::ControlFlow;
 
@@ -276,17 +277,43 @@ impl ClusterState {
         if self.gone.has(&request.uid) {
             return;
         }
-        if self.pending.len() >= MAX_PENDING
-            && let Some((_, oldest)) = self.order.first().cloned()
-        {
-            self.forget_proposal(&oldest);
-        }
+        let bytes = memory(&request);
+        self.make_room(bytes);
         let proposed = name.and_then(|name| self.propose_on(&request, name));
-        self.order.insert((now, request.uid.clone()));
         let uid = request.uid.clone();
+        self.order.insert((now, uid.clone()));
+        if bytes > MAX_WAITING_REQUEST_BYTES {
+            self.large.insert((now, uid.clone()));
+        }
+        self.pending_bytes += bytes;
         self.scores.keep(&uid, scores);
-        self.pending.insert(uid, PendingPod { request, proposed, filtered: now });
+        self.pending.insert(uid, PendingPod { request, proposed, filtered: now, bytes });
     }
+
+    /// Forgets the oldest filter calls until there is room for one more pod, whose request and proposal take this many bytes. If the
+    /// bytes do not suffice, those of pods with large requests are forgotten first: a user who makes many of them must not keep the
+    /// gangs and the volumes of others from being bound. The bind of a pod whose call is forgotten is refused
+    /// ([`super::BindRefusal::NotFiltered`]), and kube-scheduler tries the pod again.
+    fn make_room(&mut self, bytes: usize) {
+        loop {
+            let first = if self.pending.len() >= MAX_PENDING {
+                self.order.first()
+            } else if self.pending_bytes.saturating_add(bytes) > MAX_PENDING_BYTES {
+                self.large.first().or_else(|| self.order.first())
+            } else {
+                return;
+            };
+            let Some((_, uid)) = first.cloned() else { return };
+            self.forget_proposal(&uid);
+        }
+    }
+}
+
+/// About as many bytes as the request of a pod and its proposal take.
+fn memory(request: &PlacementRequest) -> usize {
+    let gpus = request.requests.iter().map(|one| usize::try_from(one.slots).unwrap_or(usize::MAX));
+    let proposal = gpus.fold(0, usize::saturating_add).saturating_mul(size_of::<(GpuUuid, DeviceDemand)>());
+    request.memory().saturating_add(proposal)
 }
 
 /// The GPU pod that a request becomes when it is bound.

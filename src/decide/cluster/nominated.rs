@@ -19,6 +19,7 @@ use crate::placement::{CountedClaims, place};
 use model::claim::Claim;
 use model::id::{NodeName, PodUid};
 use model::placement::PlacementRequest;
+use model::pod_memory::MAX_WAITING_REQUEST_BYTES;
 use model::time::Monotonic;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -31,8 +32,11 @@ use std::time::Duration;
 const ROOM_WITHIN: Duration = Duration::from_secs(60);
 /// Upper bound on the pods that wait. kube-scheduler preempts for one pod at a time, some in a second.
 pub(super) const MOST: usize = 1024;
+/// Upper bound on the bytes of their requests: room for 1,024 of 8 KiB. The largest possible ones, of 54 KiB, would take 55 MiB.
+const MOST_BYTES: usize = 8 << 20;
 
-/// Upper bound on the pods whose last offer is remembered. An offer has a few hundred nodes with some pods each: 50 KiB.
+/// Upper bound on the pods whose last offer is remembered. An offer has a few hundred nodes with some pods each: 50 KiB, and the
+/// request of the pod takes as much at most.
 pub(super) const OFFERS: usize = 64;
 
 /// The nodes that were offered for a pod, with the pods that are evicted there if kube-scheduler chooses the node.
@@ -45,12 +49,16 @@ struct Nomination {
     node: NodeName,
     /// When the nomination was first seen.
     since: Monotonic,
+    /// Bytes that the request takes.
+    bytes: usize,
 }
 
 /// The pods for which kube-scheduler evicts others.
 #[derive(Debug, Default)]
 pub(super) struct NominatedPods {
     waiting: HashMap<PodUid, Nomination>,
+    /// Bytes that their requests take.
+    bytes: usize,
     /// The waiting pods of each node.
     on_node: HashMap<NodeName, BTreeSet<PodUid>>,
     /// The last offers, oldest first, each with the pod that it was made for.
@@ -120,20 +128,27 @@ impl NominatedPods {
 
     /// The pod waits for room on this node. A repetition does not begin its wait anew.
     pub(super) fn add(&mut self, request: &PlacementRequest, node: &NodeName) {
-        let uid = &request.uid;
-        if let Some(own) = self.waiting.get_mut(uid).filter(|own| own.node == *node) {
-            own.request = request.clone();
-            return;
+        let (uid, bytes) = (&request.uid, request.memory());
+        let since = self.waiting.get(uid).filter(|own| own.node == *node).map(|own| own.since);
+        if since.is_none() {
+            self.leave(uid);
         }
-        self.leave(uid);
-        if self.waiting.len() >= MOST
-            && let Some(oldest) = self.waiting.values().min_by_key(|one| one.since).map(|one| one.request.uid.clone())
+        self.bytes -= self.waiting.remove(uid).map_or(0, |before| before.bytes);
+        while (self.waiting.len() >= MOST || self.bytes + bytes > MOST_BYTES)
+            && let Some(first) = self.first_to_leave()
         {
-            self.leave(&oldest);
+            self.leave(&first);
         }
+        self.bytes += bytes;
         self.on_node.entry(node.clone()).or_default().insert(uid.clone());
-        let nomination = Nomination { request: request.clone(), node: node.clone(), since: self.now };
-        self.waiting.insert(uid.clone(), nomination);
+        let (request, node, since) = (request.clone(), node.clone(), since.unwrap_or(self.now));
+        self.waiting.insert(request.uid.clone(), Nomination { request, node, since, bytes });
+    }
+
+    /// The pod that gives way to another one: that with the earliest nomination of those with large requests, or else of all.
+    fn first_to_leave(&self) -> Option<PodUid> {
+        let order = |one: &&Nomination| (one.bytes <= MAX_WAITING_REQUEST_BYTES, one.since);
+        self.waiting.values().min_by_key(order).map(|one| one.request.uid.clone())
     }
 
     /// Whether the pod waits for room on this node and its time is not over.
@@ -162,7 +177,8 @@ impl NominatedPods {
 
     /// The pod is no longer nominated, or to another node.
     pub(super) fn leave(&mut self, uid: &PodUid) {
-        let Some(Nomination { node, .. }) = self.waiting.remove(uid) else { return };
+        let Some(Nomination { node, bytes, .. }) = self.waiting.remove(uid) else { return };
+        self.bytes -= bytes;
         if let Some(pods) = self.on_node.get_mut(&node) {
             pods.remove(uid);
             if pods.is_empty() {
@@ -182,6 +198,7 @@ impl NominatedPods {
     #[cfg(test)]
     pub(super) fn kept(&self) -> (usize, usize) {
         assert_eq!(self.on_node.values().map(BTreeSet::len).sum::<usize>(), self.waiting.len());
+        assert_eq!(self.waiting.values().map(|one| one.bytes).sum::<usize>(), self.bytes);
         (self.waiting.len(), self.offers.len())
     }
 }

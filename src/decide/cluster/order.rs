@@ -26,6 +26,7 @@ use model::backoff::Backoff;
 use model::claim::BindOrder;
 use model::id::NodeName;
 use model::placement::PlacementRequest;
+use model::pod_memory::MAX_WAITING_REQUEST_BYTES;
 use model::time::Monotonic;
 use std::sync::Arc;
 use std::time::Duration;
@@ -191,7 +192,7 @@ enum Shown<'a> {
 #[derive(Clone, Debug)]
 enum Purpose {
     /// A pod whose GPUs are reserved, with its request when they were chosen; `None` if an earlier bind call reserved
-    /// them.
+    /// them, or the request is too large to be kept.
     Gpus(Option<Box<PlacementRequest>>),
     /// A pod that requests no GPU. Nothing is reserved for it, so the outcome of a write need not be known:
     /// kube-scheduler places the pod again, and the API server binds it only once.
@@ -236,9 +237,10 @@ pub struct OrderStages {
 
 impl OrderStages {
     /// An order for which GPUs are reserved. `asked` is the pod's request when they were chosen; `None` if an earlier
-    /// bind call reserved them.
+    /// bind call reserved them. A large request is not kept: while the API server does not answer, thousands of orders are open.
     #[must_use]
     pub fn new(order: BindOrder, asked: Option<PlacementRequest>) -> OrderStages {
+        let asked = asked.filter(|asked| asked.memory() <= MAX_WAITING_REQUEST_BYTES);
         OrderStages::of(order, Purpose::Gpus(asked.map(Box::new)))
     }
 

@@ -24,6 +24,9 @@ use std::sync::atomic::AtomicU64;
 /// Upper bound on the pods that are remembered between their filter call and their bind. kube-scheduler places one pod at a
 /// time, while binds of earlier pods run in parallel; a few hundred pods wait at a gate of the scheduler.
 pub const MAX_PENDING: usize = 20_000;
+/// Upper bound on the bytes of their requests and proposals: room for 20,000 of 1.6 KiB, and an ordinary one takes half a KiB.
+/// Everyone who may create pods can make requests of 54 KiB, and 20,000 of those would take 1 GiB.
+pub(super) const MAX_PENDING_BYTES: usize = 32 << 20;
 
 /// The settings of the decisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +99,8 @@ pub(super) struct PendingPod {
     pub(super) proposed: Option<NodeName>,
     /// When the filter answered last.
     pub(super) filtered: Monotonic,
+    /// Bytes that the request and the proposal take.
+    pub(super) bytes: usize,
 }
 
 /// The place of a pod that holds GPUs.
@@ -137,6 +142,10 @@ pub struct ClusterState {
     pub(super) turn: u64,
     /// The order of the filter calls of the pending pods, oldest first.
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
+    /// Those of them with large requests.
+    pub(super) large: BTreeSet<(Monotonic, PodUid)>,
+    /// Bytes that the requests and proposals of the pending pods take.
+    pub(super) pending_bytes: usize,
     /// The epoch that this leader writes on its claims.
     pub(super) epoch: u64,
     /// Number of nodes that were ever known.
@@ -211,6 +220,8 @@ impl ClusterState {
             scores: RecentScores::default(),
             turn: 0,
             order: BTreeSet::new(),
+            large: BTreeSet::new(),
+            pending_bytes: 0,
             epoch: 0,
             numbered: 0,
             versions: Arc::default(),
@@ -316,9 +327,12 @@ impl ClusterState {
     /// Removes the proposal of a pod and what is remembered of its filter call.
     pub(super) fn forget_proposal(&mut self, uid: &PodUid) -> Option<PlacementRequest> {
         let pending = self.pending.remove(uid)?;
+        self.pending_bytes -= pending.bytes;
         self.scores.forget(uid);
         self.gangs.remove(&pending.request);
-        self.order.remove(&(pending.filtered, uid.clone()));
+        let call = (pending.filtered, uid.clone());
+        self.order.remove(&call);
+        self.large.remove(&call);
         if let Some(node) = pending.proposed.and_then(|name| self.nodes.get_mut(&name)) {
             node.withdraw(uid);
         }

@@ -1,5 +1,7 @@
 //! Tests of the cluster's state: proposals, reservations, evidence, and a live state that equals a rebuilt one.
 
+use super::beside::MOST_EXPECTED;
+use super::state::MAX_PENDING_BYTES;
 use super::*;
 use crate::ledger::ClaimState;
 use crate::placement::RefusalReason;
@@ -657,6 +659,52 @@ fn what_is_remembered_of_pods_is_bounded() {
     }
     assert_eq!(cluster.pending(), MAX_PENDING);
     assert_eq!(cluster.bind(&slice(0, 100).uid, &name(0)), Err(BindRefusal::NotFiltered));
+}
+
+/// A pod with a request of about 96 KiB.
+pub(super) fn large(n: u32) -> PlacementRequest {
+    let mut request = slice(n, 100);
+    request.selection.avoid_uuids = (1000..3000).map(uuid).collect();
+    request
+}
+
+/// Everyone who may create pods decides how large a request is.
+#[test]
+fn what_is_remembered_of_pods_is_bounded_in_bytes_and_large_requests_are_forgotten_first() {
+    let mut cluster = cluster(1, 1);
+    let at = |n: u32| Monotonic(u64::from(n));
+    cluster.filter(slice(1, 100), names(1), at(1));
+    for n in 2..600 {
+        cluster.filter(large(n), names(1), at(n));
+        assert!(cluster.pending_bytes <= MAX_PENDING_BYTES, "{n}");
+    }
+    assert!(cluster.pending_bytes > MAX_PENDING_BYTES - 200_000 && cluster.pending() < 500);
+    let is_asked = |cluster: &ClusterState, n| cluster.asked(&slice(n, 100).uid).is_some();
+    assert_eq!([1, 2, 100, 599].map(|n| is_asked(&cluster, n)), [true, false, false, true]);
+    // kube-scheduler tries it again.
+    assert_eq!(cluster.bind(&slice(2, 100).uid, &name(0)), Err(BindRefusal::NotFiltered));
+    cluster.filter(large(2), names(1), at(600));
+    assert!(cluster.bind(&slice(2, 100).uid, &name(0)).is_ok());
+    cluster.forget_pending(at(601));
+    assert_eq!((cluster.pending(), cluster.pending_bytes, cluster.large.len()), (0, 0, 0));
+}
+
+#[test]
+fn the_newest_pods_are_expected_on_a_node_up_to_a_bound_and_the_others_are_bound_all_the_same() {
+    let mut cluster = cluster(1, 1);
+    let most = u32::try_from(MOST_EXPECTED).unwrap();
+    let member = |n| PlacementRequest { gang: Some("ml/train".into()), ..slice(n, 100) };
+    cluster.filter(member(0), names(1), Monotonic(0));
+    for n in 1..most + 10 {
+        cluster.filter(slice(n, 100), names(1), Monotonic(n.into()));
+    }
+    let node = cluster.node(&name(0)).unwrap();
+    let is_expected = |n| node.expected().any(|uid| *uid == slice(n, 100).uid);
+    assert_eq!(node.expected().count(), MOST_EXPECTED);
+    assert_eq!([0, 9, 10, most + 9].map(is_expected), [false, false, true, true]);
+    assert_eq!(node.devices().devices[0].proposed.containers, u64::from(most));
+    assert!(cluster.gang_nodes(&member(1)).is_empty());
+    assert!(cluster.bind(&slice(0, 100).uid, &name(0)).is_ok());
 }
 
 /// One step of a random history.

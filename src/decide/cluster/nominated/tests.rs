@@ -1,6 +1,6 @@
 use super::*;
 use crate::cluster::preempt::tests::{WHOLE, full, holds, processes, second};
-use crate::cluster::tests::{cluster, name, names, slice};
+use crate::cluster::tests::{cluster, large, name, names, slice};
 use crate::cluster::{BindRefusal, FilterVerdict, PreemptVerdict};
 
 /// Pod `n` of this priority, which needs a whole GPU.
@@ -201,4 +201,25 @@ fn the_owner_of_a_pod_is_told_why_free_gpus_are_kept() {
             "node-0 keeps its room for at most 60 s for a pod of the same or a higher priority, for which others there are evicted"
         ]
     );
+}
+
+/// Everyone who may create pods decides how large a request is.
+#[test]
+fn the_requests_of_nominated_pods_are_bounded_in_bytes_and_large_ones_are_forgotten_first() {
+    let (mut cluster, node) = (cluster(1, 1), name(0));
+    cluster.is_nominated(&slice(1, 100), &node, second(1));
+    for n in 2..200 {
+        cluster.is_nominated(&large(n), &node, second(2));
+        assert!(cluster.nominated.bytes <= MOST_BYTES, "{n}");
+    }
+    let kept = cluster.nominated.kept().0;
+    assert!((50..150).contains(&kept), "{kept}");
+    assert!(cluster.nominated.waits(&slice(1, 100).uid, &node) && cluster.nominated.waits(&large(199).uid, &node));
+    // Its owner makes the annotations of a nominated pod longer.
+    cluster.is_nominated(&large(1), &node, second(3));
+    assert!(cluster.nominated.bytes <= MOST_BYTES);
+    for n in 1..200 {
+        cluster.pod_gone(&slice(n, 100).uid);
+    }
+    assert_eq!((cluster.nominated.kept(), cluster.nominated.bytes), ((0, 0), 0));
 }

@@ -2,7 +2,7 @@
 //! late.
 
 use super::*;
-use crate::cluster::tests::{NOW, bound, cluster, name, names, slice};
+use crate::cluster::tests::{NOW, bound, cluster, large, name, names, slice};
 use model::claim::PodClaim;
 use proptest::prelude::*;
 
@@ -67,6 +67,22 @@ fn an_order_is_written_and_has_ended_when_the_api_server_has_bound_the_pod() {
         stages.posted(NOW, PostAnswer::Bound);
         assert_eq!(stages.next(NOW, &mut state, true), is_bound(Some(BindOutcome::Written)));
     }
+}
+
+/// Everyone who may create pods decides how large a request is, and thousands of orders are open while the API server hangs.
+#[test]
+fn a_large_request_is_not_kept_so_its_pod_is_placed_again_if_it_was_changed() {
+    let (mut state, request) = (cluster(1, 1), large(1));
+    state.filter(request.clone(), names(1), NOW);
+    let order = state.bind(&request.uid, &name(0)).unwrap();
+    let mut stages = OrderStages::new(order, Some(request.clone()));
+    assert!(matches!(stages.purpose, Purpose::Gpus(None)));
+    assert_eq!(posted_version(&stages.next(NOW, &mut state, true)), Some(1));
+    stages.posted(NOW, conflict());
+    assert_eq!(stages.next(NOW, &mut state, true), BindStep::Read);
+    let requests = ReadRequest::Gpus(Box::new(request));
+    stages.read(NOW, &shown(ReadPod { requests, ..unbound(2) }));
+    assert_eq!(stages.next(NOW, &mut state, true), refused(CHANGED));
 }
 
 #[test]
