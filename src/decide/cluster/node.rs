@@ -323,7 +323,14 @@ impl NodeClaims {
     pub(super) fn static_pod_is(&mut self, uid: &PodUid, hash: Option<&PodUid>) {
         if self.static_pods.set(uid, hash) {
             self.version.changes();
+            self.note_unclaimed(uid);
         }
+    }
+
+    /// Called after each change of a pod's hash, and of what is known of its claim.
+    fn note_unclaimed(&mut self, uid: &PodUid) {
+        let unclaimed = self.blocking_pods.unknown().get(uid) == Some(&UnknownClaim::NotStarted);
+        self.static_pods.unclaimed_is(uid, unclaimed);
     }
 
     /// How far the start of a pod has come, as the agent reports it.
@@ -357,9 +364,8 @@ impl NodeClaims {
         if reported.len() >= unknown.len() {
             return None;
         }
-        let is_alike =
-            move |uid: &&PodUid| unknown.get(*uid) == Some(&UnknownClaim::NotStarted) && !reported.contains_key(*uid);
-        let hashed = move |name| self.static_pods.hashed(name).find(is_alike);
+        let is_alike = move |uid: &&PodUid| !reported.contains_key(*uid);
+        let hashed = move |name| self.static_pods.unclaimed(name).find(is_alike);
         Some(reported.keys().flat_map(move |name| std::iter::once(name).chain(hashed(name))))
     }
 
@@ -445,7 +451,8 @@ impl NodeClaims {
                 own.max(held) == own
             })
         };
-        let ended = self.static_pods.siblings(uid).filter(|other| self.ending.contains(*other));
+        // Everyone who may create pods may make very many with one hash, but few pods have ended and still run.
+        let ended = self.ending.iter().filter(|other| self.static_pods.are_siblings(uid, other));
         ended.filter(|other| self.ledger.get(other).is_some_and(within)).cloned().collect()
     }
 
@@ -654,6 +661,7 @@ impl NodeClaims {
     pub(super) fn claim_is_unknown(&mut self, uid: &PodUid, claim: UnknownClaim) {
         if self.blocking_pods.unknown_is(uid, Some(claim)) {
             self.version.changes();
+            self.note_unclaimed(uid);
         }
     }
 
@@ -661,6 +669,7 @@ impl NodeClaims {
     pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
         if self.blocking_pods.unknown_is(uid, None) {
             self.version.changes();
+            self.note_unclaimed(uid);
         }
     }
 

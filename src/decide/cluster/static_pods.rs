@@ -22,6 +22,8 @@ struct Hashes {
     of: BTreeMap<PodUid, PodUid>,
     /// The pods with each hash.
     pods: BTreeMap<PodUid, BTreeSet<PodUid>>,
+    /// Those of them that request GPUs, have no claim and have not started.
+    unclaimed: BTreeMap<PodUid, BTreeSet<PodUid>>,
 }
 
 impl StaticPods {
@@ -30,20 +32,31 @@ impl StaticPods {
         if self.0.of.get(uid) == hash {
             return false;
         }
-        let Hashes { of, pods } = Arc::make_mut(&mut self.0);
-        if let Some(before) = of.remove(uid)
-            && let Some(others) = pods.get_mut(&before)
-        {
-            others.remove(uid);
-            if others.is_empty() {
-                pods.remove(&before);
-            }
+        let Hashes { of, pods, unclaimed } = Arc::make_mut(&mut self.0);
+        if let Some(before) = of.remove(uid) {
+            take_out(pods, &before, uid);
+            take_out(unclaimed, &before, uid);
         }
         if let Some(hash) = hash {
             of.insert(uid.clone(), hash.clone());
             pods.entry(hash.clone()).or_default().insert(uid.clone());
         }
         true
+    }
+
+    /// Sets whether a pod requests GPUs, has no claim and has not started. Nothing is kept of a pod without a hash.
+    pub(super) fn unclaimed_is(&mut self, uid: &PodUid, unclaimed: bool) {
+        let Some(hash) = self.0.of.get(uid).cloned() else { return };
+        let was = self.0.unclaimed.get(&hash).is_some_and(|pods| pods.contains(uid));
+        if was == unclaimed {
+            return;
+        }
+        let pods = &mut Arc::make_mut(&mut self.0).unclaimed;
+        if unclaimed {
+            pods.entry(hash).or_default().insert(uid.clone());
+        } else {
+            take_out(pods, &hash, uid);
+        }
     }
 
     /// Whether the node has no static pod.
@@ -62,9 +75,14 @@ impl StaticPods {
         self.0.of.get(uid).unwrap_or(uid)
     }
 
-    /// The pods with this hash.
-    pub(super) fn hashed<'a>(&'a self, hash: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
+    /// The pods with this hash. There may be very many.
+    fn hashed<'a>(&'a self, hash: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
         self.0.pods.get(hash).into_iter().flatten()
+    }
+
+    /// Those of them that request GPUs, have no claim and have not started.
+    pub(super) fn unclaimed<'a>(&'a self, hash: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
+        self.0.unclaimed.get(hash).into_iter().flatten()
     }
 
     /// The pods that a name in a report may stand for.
@@ -72,10 +90,19 @@ impl StaticPods {
         std::iter::once(name).chain(self.hashed(name))
     }
 
-    /// The other pods of the node with the hash of this one.
-    pub(super) fn siblings<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
-        let own = self.0.of.get(uid).into_iter();
-        own.flat_map(move |hash| self.hashed(hash)).filter(move |other| *other != uid)
+    /// Whether these are two pods with the same hash.
+    pub(super) fn are_siblings(&self, one: &PodUid, other: &PodUid) -> bool {
+        let hash = self.0.of.get(one);
+        hash.is_some() && hash == self.0.of.get(other) && one != other
+    }
+}
+
+/// Removes a pod from those with this hash.
+fn take_out(pods: &mut BTreeMap<PodUid, BTreeSet<PodUid>>, hash: &PodUid, uid: &PodUid) {
+    let Some(others) = pods.get_mut(hash) else { return };
+    others.remove(uid);
+    if others.is_empty() {
+        pods.remove(hash);
     }
 }
 

@@ -223,6 +223,43 @@ fn pods_without_a_claim_that_are_left_out_close_only_nodes_where_one_of_them_may
     assert_eq!([0, 1, 2].map(|n| of(&cluster, n)), [None, None, None]);
 }
 
+/// Everyone who may create pods may let any number of them look like one static pod, and each report and each filter call asks whether
+/// the node is closed.
+#[test]
+fn of_the_pods_with_one_hash_only_those_are_looked_at_that_may_hold_gpus() {
+    let (mut cluster, hash) = (cluster(1, 1), PodUid::parse(&"a".repeat(32)).unwrap());
+    let uid = |n| slice(n, 1000).uid;
+    let shown = |n, asks: bool, started: bool| {
+        let shown = bound(&slice(n, 1000), &name(0), PodClaim::None);
+        let gpu_pod = shown.gpu_pod.map(|pod| GpuPod { started, ..pod }).filter(|_| asks);
+        BoundPod { node: name(0), gpu_pod, ended: false, hash: Some(hash.clone()) }
+    };
+    let looked_at = |cluster: &ClusterState| cluster.node(&name(0)).unwrap().static_pods().unclaimed(&hash).count();
+    for n in 100..200 {
+        cluster.pod_is(&uid(n), Some(&shown(n, false, false)));
+    }
+    // More than the agent reports.
+    for n in 2..5 {
+        cluster.pod_is(&uid(n), Some(&BoundPod { hash: None, ..shown(n, true, false) }));
+    }
+    refusing(&mut cluster, &[(&hash, PodStage::Allocated, 0)]);
+    assert_eq!((looked_at(&cluster), closed(&cluster)), (0, None), "a pod that requests no GPU has the name");
+    let why = Some(ClosedReason::UnknownClaim(uid(900)));
+    for (started, alike) in [(false, 1), (true, 0), (false, 1)] {
+        cluster.pod_is(&uid(900), Some(&shown(900, true, started)));
+        assert_eq!((looked_at(&cluster), closed(&cluster)), (alike, why.clone()), "{started}");
+    }
+    refusing(&mut cluster, &[(&hash, PodStage::Waiting, 0)]);
+    assert_eq!((looked_at(&cluster), closed(&cluster)), (1, None));
+    // Its hash is known before or after its claim is not.
+    cluster.pod_is(&uid(2), Some(&shown(2, true, false)));
+    assert_eq!(looked_at(&cluster), 2);
+    for n in [2, 900] {
+        cluster.pod_gone(&uid(n));
+    }
+    assert_eq!((looked_at(&cluster), closed(&cluster)), (0, None));
+}
+
 /// A user who makes such pods again and again would otherwise keep a node closed until the agent has refused each of them.
 #[test]
 fn where_the_agent_refuses_all_pods_without_a_claim_a_new_one_closes_nothing() {
