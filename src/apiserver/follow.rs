@@ -88,8 +88,9 @@ pub trait FollowListener<K: Followed>: Send {
     fn failed(&mut self, why: &ApiError) -> Duration;
     /// The watch works, possibly after failures.
     fn works(&mut self);
-    /// A list that the follower began at this moment is in the store; [`FollowListener::changed`] has reported it.
-    fn listed(&mut self, _begun: Instant) {}
+    /// A list that the follower began at this moment is in the store; [`FollowListener::changed`] has reported it. The version
+    /// of the list is `None` where it is not a number.
+    fn listed(&mut self, _begun: Instant, _version: Option<u64>, _held: &Store<K>) {}
 }
 
 /// Follows the objects of one kind.
@@ -261,7 +262,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         self.unreported.objects = true;
         self.report();
         bad.iter().for_each(|bad| self.listener.unreadable(bad));
-        self.listener.listed(begun);
+        self.listener.listed(begun, version.parse().ok(), &self.store);
         let (read_ms, took_ms) = (read.as_millis(), begun.elapsed().as_millis());
         tracing::debug!(kind = K::NAME, objects = count, read_ms, took_ms, "a list was read and taken over");
         self.room.listed(begun.elapsed(), Instant::now());

@@ -181,7 +181,7 @@ async fn all_pods_and_all_nodes_are_listed_in_pages_and_then_watched() {
     assert_eq!(AllNodes::NAME, "node");
 }
 
-/// Sends the start time of each list.
+/// Sends the start time of each list, which has a version.
 struct Lists(UnboundedSender<Instant>);
 
 impl FollowListener<AllPods> for Lists {
@@ -197,8 +197,8 @@ impl FollowListener<AllPods> for Lists {
 
     fn works(&mut self) {}
 
-    fn listed(&mut self, begun: Instant) {
-        let _ = self.0.send(begun);
+    fn listed(&mut self, begun: Instant, version: Option<u64>, _: &Store<AllPods>) {
+        let _ = version.map(|_| self.0.send(begun));
     }
 }
 

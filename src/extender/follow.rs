@@ -90,11 +90,7 @@ impl FollowListener<AllPods> for PodFeed {
             // Before the pods that have just been left out are released.
             self.cluster.leaves_out_unproven_pods(held.left_out_of(Importance::Unproven) > 0);
         }
-        let mut newest: Option<u64> = None;
         for delta in &deltas {
-            if let Delta::Added(pod) | Delta::Changed { after: pod, .. } = delta {
-                newest = newest.max(pod.version);
-            }
             match delta {
                 Delta::Added(pod) => self.is(pod),
                 // It still exists.
@@ -120,7 +116,6 @@ impl FollowListener<AllPods> for PodFeed {
                 }
             }
         }
-        self.cluster.pods_are_shown(newest);
         self.mark.taken_over(&self.cluster);
         self.tell_closings();
     }
@@ -160,7 +155,8 @@ impl FollowListener<AllPods> for PodFeed {
         self.health.works();
     }
 
-    fn listed(&mut self, begun: Instant) {
+    fn listed(&mut self, begun: Instant, version: Option<u64>, held: &Store<AllPods>) {
+        self.cluster.pods_are_listed(version, held.objects());
         self.cluster.pods_known(begun);
     }
 }
@@ -214,7 +210,7 @@ impl FollowListener<AllNodes> for NodeFeed {
         self.cluster.nodes_are_watched(true);
     }
 
-    fn listed(&mut self, begun: Instant) {
+    fn listed(&mut self, begun: Instant, _: Option<u64>, _: &Store<AllNodes>) {
         self.cluster.nodes_known(begun);
     }
 }

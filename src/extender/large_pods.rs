@@ -22,7 +22,7 @@ pub(super) struct LargePods {
 }
 
 impl LargePods {
-    /// A version of a pod is shown. It has no effect if a newer one was too large.
+    /// A version of a pod is shown, by the watch, a list or a read. It has no effect if a newer one was too large.
     pub(super) fn pod_is(&mut self, pod: &Pod) {
         if self.pods.get(&pod.uid).is_some_and(|(version, _)| *version > pod.version) {
             return;
@@ -36,9 +36,17 @@ impl LargePods {
         }
     }
 
-    /// All versions of all pods up to this one have been shown.
-    pub(super) fn all_is_shown(&mut self, version: Option<u64>) {
-        self.shown = self.shown.max(version);
+    /// The watch shows this version of a pod, and has shown all before it. After a restore of etcd it may be lower than the last one.
+    pub(super) fn watched(&mut self, pod: &Pod) {
+        self.pod_is(pod);
+        self.shown = pod.version;
+    }
+
+    /// A list of this version shows all pods, and these are too large. After a restore of etcd all versions may be lower than before.
+    pub(super) fn listed<'a>(&mut self, version: Option<u64>, large: impl Iterator<Item = &'a Pod>) {
+        self.pods.clear();
+        large.for_each(|pod| self.pod_is(pod));
+        self.shown = version;
     }
 
     /// A pod is gone, or is not followed any more.
@@ -87,13 +95,11 @@ mod tests {
     fn the_size_of_a_version_is_known_once_the_watch_has_come_to_it() {
         let mut large = LargePods::default();
         assert!(!large.know(Some(7)));
-        large.all_is_shown(Some(6));
+        large.watched(&pod(2, 6, 1));
         assert!(large.know(Some(6)) && !large.know(Some(7)));
         // The watch is ahead of the changes that are taken over.
-        large.all_is_shown(Some(7));
-        large.pod_is(&pod(1, 7, u32::MAX));
+        large.watched(&pod(1, 7, u32::MAX));
         large.pod_is(&pod(1, 6, 1));
-        large.all_is_shown(Some(6));
         assert!(large.know(Some(7)) && large.why(&pod(1, 7, 1).uid).is_some());
         large.pod_is(&pod(1, 8, 1));
         assert_eq!(large.why(&pod(1, 7, 1).uid), None);

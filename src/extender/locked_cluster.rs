@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use wire::placement::BadPlacementRequest;
+use wire::placement::{self, BadPlacementRequest};
 use wire::resource::RequestRules;
 use wire::{bound_pod, claim_origin, node_facts};
 
@@ -203,14 +203,14 @@ impl LockedCluster {
     /// The pod watch has shown this version of a pod, and everything before it. Its size counts at once, because kube-scheduler asks
     /// for a new pod sooner than its changes are taken over.
     pub(super) fn pod_is_watched(&self, pod: &Pod) {
-        let mut large = self.large.lock();
-        large.pod_is(pod);
-        large.all_is_shown(pod.version);
+        self.large.lock().watched(pod);
     }
 
-    /// Everything that was written to pods up to this version is taken over.
-    pub(super) fn pods_are_shown(&self, version: Option<u64>) {
-        self.large.lock().all_is_shown(version);
+    /// A list of all pods, of this version, is taken over, and these pods are held since then.
+    pub(super) fn pods_are_listed<'a>(&self, version: Option<u64>, held: impl Iterator<Item = &'a Arc<Pod>>) {
+        // Filter calls wait for the lock, and few of the pods are too large.
+        let large: Vec<&Pod> = held.map(|pod| &**pod).filter(|pod| placement::too_large(pod).is_some()).collect();
+        self.large.lock().listed(version, large.into_iter());
     }
 
     /// Why a pod cannot be bound, if its object has no room for what is written later. The pod watch shows the whole object.
@@ -836,7 +836,6 @@ mod tests {
     use serde_json::json;
     use std::collections::BTreeSet;
     use wire::annotation_keys::ALLOCATED;
-    use wire::placement;
 
     /// A running pod with a claim on a GPU of node n1.
     fn pod() -> Pod {
@@ -1032,6 +1031,28 @@ mod tests {
         cluster.pod_is(&Arc::new(urgent.clone()));
         cluster.pod_is_left_out(&urgent.uid);
         assert!(is_kept(), "it still waits");
+    }
+
+    /// The versions in etcd begin lower than those that were shown before.
+    #[test]
+    fn after_a_restore_of_etcd_the_size_of_a_pod_is_known_only_once_it_is_shown_again() {
+        let cluster = cluster();
+        let version = |number, version, bytes| {
+            Arc::new(Pod { uid: uid(number), node: None, version: Some(version), bytes, ..pod() })
+        };
+        let knows = |asked| cluster.large.lock().know(Some(asked));
+        cluster.pod_is_watched(&version(1, 900, u32::MAX));
+        cluster.pod_is_watched(&version(2, 901, 1));
+        // The answer to a read of one pod is ahead of the watch, and says nothing of others.
+        cluster.pod_is(&version(2, 950, 1));
+        assert!(knows(901) && !knows(902));
+        let held = [version(1, 400, 1), version(2, 450, 1), version(3, 500, u32::MAX)];
+        held.iter().for_each(|pod| cluster.pod_is(pod));
+        cluster.pods_are_listed(Some(500), held.iter());
+        assert_eq!([1, 2, 3].map(|number| cluster.too_large(&uid(number)).is_some()), [false, false, true]);
+        assert!(knows(500) && !knows(501) && !knows(900));
+        cluster.pod_is_watched(&version(4, 501, 1));
+        assert!(knows(501) && !knows(502));
     }
 
     /// Then its end may not be seen.
