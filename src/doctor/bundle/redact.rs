@@ -53,22 +53,49 @@ fn without_users(line: &str) -> String {
     clean
 }
 
+/// What stands before a word. Its text is not kept, so a word costs no more in a long line than in a short one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Before {
+    /// The last word that is no separator is the key of a value that is removed.
+    is_key: bool,
+    /// This word is `Bearer`.
+    is_bearer: bool,
+    /// Separators follow it.
+    is_separated: bool,
+}
+
+impl Before {
+    fn of(word: &str) -> Before {
+        let word = without_scheme(word);
+        let key = word.trim_end_matches(SEPARATORS);
+        Before {
+            is_key: is_key(key),
+            is_bearer: key.eq_ignore_ascii_case("bearer"),
+            is_separated: key.len() < word.len(),
+        }
+    }
+
+    /// Whether the next word is the value of a key.
+    fn ends_with_key(self) -> bool {
+        self.is_key && self.is_separated
+    }
+}
+
 /// Adds a line word by word. White space and quotes end a word.
 fn add(clean: &mut String, line: &str) {
     let is_end = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | ',' | ';' | '\\');
     let mut rest = line;
-    let mut before = String::new();
+    let mut before = Before::default();
     while !rest.is_empty() {
         let end = rest.find(is_end).unwrap_or(rest.len());
         let (word, after) = rest.split_at(end);
         if !word.is_empty() {
-            add_word(clean, word, &before);
+            add_word(clean, word, before);
             // The value follows behind a separator or a scheme that stands alone. In JSON a quote stands between a key and its colon.
             if is_separator(word) {
-                before.push_str(word);
-            } else if !(follows_key(&before) && is_scheme(word)) {
-                before.clear();
-                before.push_str(without_scheme(word));
+                before.is_separated = true;
+            } else if !(before.ends_with_key() && is_scheme(word)) {
+                before = Before::of(word);
             }
         }
         let gap = after.chars().next().map_or(0, char::len_utf8);
@@ -78,7 +105,7 @@ fn add(clean: &mut String, line: &str) {
     }
 }
 
-fn add_word(clean: &mut String, word: &str, before: &str) {
+fn add_word(clean: &mut String, word: &str, before: Before) {
     let ends = word.match_indices([':', '=']).map(|(at, _)| at);
     let key =
         ends.map(|at| word.split_at(at + 1)).find(|(key, value)| !value.is_empty() && is_key(&key[..key.len() - 1]));
@@ -90,7 +117,7 @@ fn add_word(clean: &mut String, word: &str, before: &str) {
         return;
     }
     let is_token = word.contains(JWT) && word.len() > 40;
-    let follows = follows_key(before) || before.trim_end_matches(SEPARATORS).eq_ignore_ascii_case("bearer");
+    let follows = before.ends_with_key() || before.is_bearer;
     let is_value = follows && !is_scheme(word) && !is_separator(word);
     clean.push_str(if is_token || is_value { REMOVED } else { word });
 }
@@ -111,17 +138,11 @@ fn without_scheme(word: &str) -> &str {
     }
 }
 
-/// Whether the next word is the value of a key.
-fn follows_key(before: &str) -> bool {
-    let key = before.trim_end_matches(SEPARATORS);
-    key.len() < before.len() && is_key(key)
-}
-
 /// Whether the value of this key is removed. A path or a number of tokens has longer keys, such as `token-file` and `tokens`.
 fn is_key(key: &str) -> bool {
     let key = key.rsplit(BEFORE_KEY).next().unwrap_or(key).trim_start_matches('-').to_ascii_lowercase();
-    KEYS.iter()
-        .any(|secret| key == *secret || key.ends_with(&format!("_{secret}")) || key.ends_with(&format!("-{secret}")))
+    let begin = KEYS.iter().find_map(|secret| key.strip_suffix(*secret));
+    begin.is_some_and(|begin| begin.is_empty() || begin.ends_with(['_', '-']))
 }
 
 #[cfg(test)]
@@ -149,6 +170,26 @@ mod tests {
         ] {
             assert_eq!(redacted(text), expected);
         }
+    }
+
+    /// If each word looked at all words before it again, these lines would take hours.
+    #[test]
+    fn a_word_costs_the_same_in_a_long_line() {
+        assert!(size_of::<Before>() <= 3, "nothing of the line is kept from word to word");
+        let long = "a".repeat(1 << 19);
+        for (begin, word) in [
+            ("", ": "),
+            (&*format!("{long} "), ": "),
+            ("token ", ":= "),
+            ("token: ", "basic "),
+            ("", "bearer "),
+            ("", "a="),
+            ("", "://"),
+        ] {
+            let line = format!("{begin}{}", word.repeat(1 << 19));
+            assert!(redacted(&line) == line, "{begin:.10}{word}");
+        }
+        assert_eq!(redacted(&format!("token {}hunter2", ": ".repeat(9))), format!("token {}[removed]", ": ".repeat(9)));
     }
 
     proptest! {
