@@ -7,7 +7,8 @@
 //!   logs/…                the ends of their logs            CONTENTS.txt           this list, and what is missing
 //! ```
 //!
-//! No Secret, no token, no environment and no argument of a container is read. Tokens in log lines are removed.
+//! No Secret, no token, no environment and no argument of a container is read. Tokens in log lines and in the texts of documents are
+//! removed.
 
 mod redact;
 mod tar;
@@ -17,10 +18,12 @@ use crate::finding::{Blind, Finding, Report, Seen};
 use crate::leader::{Leader, LeaderPlace};
 use crate::nodes::NodesSeen;
 use crate::pod;
-use crate::print::{self, Output, Row};
+use crate::print::Row;
+use crate::texts;
 use model::id::PodRef;
-use redact::redacted;
+use redact::{redact_field, redacted};
 use serde::Serialize;
+use serve::terminal::plain_json;
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -85,9 +88,8 @@ struct Bundle {
 }
 
 impl Bundle {
-    /// Adds a text. Of one that is too long the end is kept, where the newest lines of a log are.
+    /// Adds a text without secrets. Of one that is too long the end is kept, where the newest lines of a log are.
     fn add(&mut self, name: &str, text: &str) {
-        let text = redacted(text);
         let room = self.archive.room().saturating_sub(CONTENTS);
         let start = text.ceil_char_boundary(text.len().saturating_sub(room));
         let kept = text.get(start..).unwrap_or_default();
@@ -101,9 +103,17 @@ impl Bundle {
         }
     }
 
-    /// Adds a text, or notes why it is missing.
-    fn take(&mut self, name: &str, text: Seen<String>) {
+    /// Adds what another program has written, without its secrets, or notes why it is missing.
+    fn take_text(&mut self, name: &str, text: Seen<Vec<u8>>) {
         match text {
+            Ok(text) => self.add(name, &redacted(&String::from_utf8_lossy(&text))),
+            Err(blind) => self.missing.push(format!("{name}: {blind}")),
+        }
+    }
+
+    /// Adds a document without secrets, or notes why it is missing.
+    fn take_document(&mut self, name: &str, content: Seen<impl Serialize>) {
+        match content.and_then(|content| document(&content)) {
             Ok(text) => self.add(name, &text),
             Err(blind) => self.missing.push(format!("{name}: {blind}")),
         }
@@ -130,13 +140,13 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
     // Two lists: in a large cluster the agents alone are more than one list has.
     let extenders = reader.steward_pods(namespace, "extender").await;
     let nodes = NodesSeen::look(cluster, place, &extenders).await;
-    bundle.add("nodes.json", &print::report(&nodes.report(true), Output::Json));
+    bundle.take_document("nodes.json", Ok(nodes.report(true)));
     let agents = reader.steward_pods(namespace, "agent").await;
     let pods = pods(&mut bundle, [("extender", &extenders), ("agents", &agents)]);
-    bundle.take("pods.json", document(&pods));
+    bundle.take_document("pods.json", Ok(&pods));
     if let Some(pod) = &options.pod {
         let report = pod::look((pod, &options.scheduler), cluster, place, extenders.clone()).await;
-        bundle.add("pod.json", &print::report(&report, Output::Json));
+        bundle.take_document("pod.json", Ok(report));
     }
     take_leader(&mut bundle, options, Leader::find(place, Ok(reader), &extenders).await).await;
     take_events(&mut bundle, reader, &pods).await;
@@ -164,8 +174,12 @@ fn pods<'a>(bundle: &mut Bundle, lists: [(&str, &'a Seen<Vec<DescribedPod>>); 2]
     all
 }
 
+/// The JSON of a document without the secrets in its texts. What is removed from one text changes no other and leaves it JSON.
 fn document(content: &impl Serialize) -> Seen<String> {
-    serde_json::to_string_pretty(content).map_err(|why| Blind::new("the document", why))
+    let failed = |why: serde_json::Error| Blind::new("the document", why);
+    let mut document = serde_json::to_value(content).map_err(failed)?;
+    texts::change(&mut document, "", &redact_field);
+    serde_json::to_string_pretty(&document).map(|json| plain_json(&json) + "\n").map_err(failed)
 }
 
 async fn take_leader(bundle: &mut Bundle, options: &BundleOptions, leader: Seen<Leader>) {
@@ -173,14 +187,11 @@ async fn take_leader(bundle: &mut Bundle, options: &BundleOptions, leader: Seen<
         Ok(leader) => leader,
         Err(blind) => return bundle.missing.push(format!("leader/: {blind}")),
     };
-    let nodes = leader.nodes(None).await.and_then(|nodes| document(&nodes));
-    bundle.take("leader/nodes.json", nodes);
+    bundle.take_document("leader/nodes.json", leader.nodes(None).await);
     if let Some(pod) = &options.pod {
-        let decisions = leader.decisions(&pod.to_string()).await.and_then(|decisions| document(&decisions));
-        bundle.take("leader/decisions.json", decisions);
+        bundle.take_document("leader/decisions.json", leader.decisions(&pod.to_string()).await);
     }
-    let metrics = leader.text("/metrics").await.map(|text| String::from_utf8_lossy(&text).into_owned());
-    bundle.take("leader/metrics.txt", metrics);
+    bundle.take_text("leader/metrics.txt", leader.text("/metrics").await);
 }
 
 /// The events of the namespaces of gpu-steward, and those about Nodes, which are in `default`.
@@ -188,7 +199,7 @@ async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&Desc
     let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).chain(["default"]).collect();
     for namespace in namespaces.into_iter().take(MAX_NAMESPACES) {
         let name = format!("events/{}.json", file_name(namespace));
-        let events = cluster.events(namespace, None).await.and_then(|mut found| {
+        let events = cluster.events(namespace, None).await.map(|mut found| {
             let read = found.events.len();
             found.events.truncate(MAX_EVENTS);
             if read > MAX_EVENTS {
@@ -198,9 +209,9 @@ async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&Desc
                 let what = format!("{name}: events after the first {read} by name, of which some may be newer");
                 bundle.left_out.push(what);
             }
-            document(&found.events)
+            found.events
         });
-        bundle.take(&name, events);
+        bundle.take_document(&name, events);
     }
 }
 
@@ -231,7 +242,7 @@ async fn take_logs(
             if let Ok((_, before @ 1..)) = &log {
                 bundle.left_out.push(format!("{name}: {before} bytes before its last {} bytes", LOG.1));
             }
-            bundle.take(&name, log.map(|(log, _)| String::from_utf8_lossy(&log).into_owned()));
+            bundle.take_text(&name, log.map(|(log, _)| log));
         }
     }
 }
@@ -307,6 +318,26 @@ mod tests {
         assert!(kept < log.len() && kept > 4096, "{kept}");
         assert!(full.left_out[0].starts_with("logs/a.log: its first"), "{:?}", full.left_out);
         assert!(full.archive.finish().len() <= CONTENTS + 8192);
+    }
+
+    #[test]
+    fn a_document_stays_json_and_a_secret_in_one_text_hides_no_other() {
+        let events = json!([
+            { "note": "-----BEGIN A KEY-----" },
+            { "note": "token=abc", "token": "abc" },
+            { "note": "old\u{9b}" },
+        ]);
+        let mut full = bundle(1 << 20);
+        full.take_document("events/a.json", Ok(&events));
+        let text = document(&events).unwrap();
+        let read: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let expected = json!([
+            { "note": "[removed]" },
+            { "note": "token=[removed]", "token": "[removed]" },
+            { "note": "old\u{9b}" },
+        ]);
+        assert_eq!(read, expected);
+        assert!(!text.contains('\u{9b}') && full.entries[0].bytes == text.len(), "{text}");
     }
 
     /// A port that accepts connections and answers nothing.

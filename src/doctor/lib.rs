@@ -7,6 +7,7 @@
 //!
 //! ```text
 //!   args      the command line
+//!   texts     the texts of a JSON document
 //!   cluster   what the API server shows
 //!   leader    the leading extender, through a forwarded port
 //!   http      a request over a connection that is open
@@ -25,6 +26,7 @@
 mod finding;
 mod print;
 mod http;
+mod texts;
 mod cluster;
 mod leader;
 mod vendors;

@@ -14,23 +14,57 @@ const BEFORE_KEY: [char; 8] = ['?', '&', '(', '[', '{', '<', ':', '='];
 /// The begin of a token of a service account: `{"` in base64.
 const JWT: &str = "eyJ";
 
-/// The text without tokens, passwords and private keys.
+/// Most lines of a private key that are removed. One of RSA with 16,384 bits has 200.
+const MAX_KEY_LINES: usize = 256;
+/// Shortest last word of a log line that may be a line of a private key. A full line of a key has 64 characters.
+const KEY_WORD: usize = 40;
+/// Fields at the begin of an encrypted private key.
+const KEY_FIELDS: [&str; 2] = ["Proc-Type:", "DEK-Info:"];
+
+/// The text without tokens, passwords and private keys. What follows the begin of a key goes only as long as it may be of the key:
+/// everybody can write such a begin into an annotation that is logged.
 pub(crate) fn redacted(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
-    let mut in_key = false;
+    // Lines of a private key that may follow.
+    let mut key_lines = 0_usize;
     for line in text.split_inclusive('\n') {
-        if line.contains("-----BEGIN") && line.contains("KEY-----") {
-            in_key = true;
+        if let Some((before, key)) = split_at_key(line) {
+            add(&mut clean, &without_users(before));
             clean.push_str(REMOVED);
-            clean.push('\n');
+            if line.ends_with('\n') {
+                clean.push('\n');
+            }
+            key_lines = if key.contains("-----END") { 0 } else { MAX_KEY_LINES };
+        } else if key_lines > 0 && line.contains("-----END") {
+            key_lines = 0;
+        } else if key_lines > 0 && may_be_of_key(line) {
+            key_lines -= 1;
+        } else {
+            key_lines = 0;
+            add(&mut clean, &without_users(line));
         }
-        if in_key {
-            in_key = !line.contains("-----END");
-            continue;
-        }
-        add(&mut clean, &without_users(line));
     }
     clean
+}
+
+/// Removes what [`redacted`] removes from a text of a document, or all of it if its field is a key.
+pub(crate) fn redact_field(field: &str, text: &mut String) {
+    *text = if is_key(field) { REMOVED.to_owned() } else { redacted(text) };
+}
+
+/// What stands before a private key that begins in this line, and the rest of the line.
+fn split_at_key(line: &str) -> Option<(&str, &str)> {
+    let (before, key) = line.split_at(line.find("-----BEGIN")?);
+    key.contains("KEY-----").then_some((before, key))
+}
+
+/// Whether the line may be one of a private key: base64, alone or behind the prefix of a log line, a field, or empty.
+fn may_be_of_key(line: &str) -> bool {
+    let is_base64 = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte));
+    let line = line.trim();
+    let last = line.rsplit(char::is_whitespace).next().unwrap_or(line);
+    let is_field = KEY_FIELDS.iter().any(|field| line.starts_with(field));
+    is_field || is_base64(line) || (last.len() >= KEY_WORD && is_base64(last))
 }
 
 /// The line without the users and passwords of its URLs: `https://user:password@host`.
@@ -169,6 +203,35 @@ mod tests {
             ("a\n-----BEGIN EC PRIVATE KEY-----\nMIG\n-----END EC PRIVATE KEY-----\nb\n", "a\n[removed]\nb\n"),
         ] {
             assert_eq!(redacted(text), expected);
+        }
+    }
+
+    #[test]
+    fn the_begin_of_a_private_key_hides_only_what_may_be_the_key() {
+        let (line, begin) = ("Y".repeat(64), "I1127 numa-bind of ml/a is -----BEGIN A KEY-----");
+        let removed = "I1127 numa-bind of ml/a is [removed]";
+        for (text, expected) in [
+            (format!("{begin}\nI1127 next\nlast one\n"), format!("{removed}\nI1127 next\nlast one\n")),
+            (format!("{begin}\n{line}\nI1127 {line}\nQQ==\nlast one\n"), format!("{removed}\nlast one\n")),
+            (format!("{begin}\n{line}\n-----END A KEY-----\nQQ==\n"), format!("{removed}\nQQ==\n")),
+            (format!("{begin}\\n{line}\\n-----END A KEY-----\nQQ==\n"), format!("{removed}\nQQ==\n")),
+            (format!("{begin}\nProc-Type: 4,ENCRYPTED\n\n{line}\nlast one"), format!("{removed}\nlast one")),
+            (format!("{begin} {line}"), removed.to_owned()),
+        ] {
+            assert_eq!(redacted(&text), expected);
+        }
+        let endless = redacted(&format!("{begin}\n{}", "QQ==\n".repeat(MAX_KEY_LINES + 3)));
+        assert_eq!(endless.matches("QQ==").count(), 3);
+    }
+
+    #[test]
+    fn a_field_of_a_document_that_is_a_key_is_removed_and_every_other_is_redacted() {
+        for (field, text, expected) in
+            [("api_token", "abc", "[removed]"), ("note", "token=abc ok", "token=[removed] ok"), ("tokens", "3", "3")]
+        {
+            let mut changed = text.to_owned();
+            redact_field(field, &mut changed);
+            assert_eq!(changed, expected, "{field}");
         }
     }
 
