@@ -66,7 +66,7 @@ pub(crate) struct ClusterAccess {
     /// `None` takes `KUBECONFIG`, then the service account of the pod, then `~/.kube/config`.
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) leader: LeaderPlace,
-    /// The namespace of the extender; `None` looks for its pods in all namespaces.
+    /// The namespace of gpu-steward; `None` finds it by its pods and its Lease.
     pub(crate) namespace: Option<String>,
 }
 
@@ -96,8 +96,8 @@ fn pod() -> Command {
         "Finds out why a pod waits for its GPUs. It looks at the pod and its events, at the pods of the extender, at the decisions of \
          the leading extender, and at the Nodes that were refused, and ends with what to do.\n\
          It needs the rights to get the pod, to list the events of its namespace, to list pods with the label \
-         app.kubernetes.io/name=gpu-steward, and to get (from Kubernetes 1.35 on also to create) pods/portforward there. It names \
-         each right that is missing, and goes on.",
+         app.kubernetes.io/name=gpu-steward, to get the Lease of the extender (unless --steward-namespace is given), and to get (from \
+         Kubernetes 1.35 on also to create) pods/portforward there. It names each right that is missing, and goes on.",
     );
     with_cluster(command.args([pod, scheduler()]))
 }
@@ -268,7 +268,7 @@ fn with_cluster(command: Command) -> Command {
     let namespace = Arg::new("steward-namespace")
         .long("steward-namespace")
         .value_name("NAMESPACE")
-        .help("Namespace of gpu-steward, if you may not list the pods of all namespaces");
+        .help("Namespace of gpu-steward, if you may not list the pods of all namespaces [default: where an extender has held its Lease]");
     command.args([kubeconfig, extender, namespace, output()]).after_help(EXIT_CODES)
 }
 

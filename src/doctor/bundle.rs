@@ -1,10 +1,10 @@
 //! `doctor bundle`: what a report of a problem needs, as a tar archive.
 //!
 //! ```text
-//!   nodes.json            what `doctor nodes` says          leader/nodes.json      what the leader believes
-//!   pods.json             pods of gpu-steward               leader/metrics.txt     its metrics
-//!   events.json           events of the same namespaces     pod.json, leader/decisions.json   of one pod, with --pod
-//!   logs/…                the ends of their logs            CONTENTS.txt           this list, and what is missing
+//!   nodes.json              what `doctor nodes` says        leader/nodes.json      what the leader believes
+//!   pods.json               pods of gpu-steward             leader/metrics.txt     its metrics
+//!   events/NAMESPACE.json   events of the same namespaces   pod.json, leader/decisions.json   of one pod, with --pod
+//!   logs/NAMESPACE/…        the ends of their logs          CONTENTS.txt           this list, and what is missing
 //! ```
 //!
 //! No Secret, no token, no environment and no argument of a container is read. Tokens in log lines and in the texts of documents are
@@ -16,6 +16,7 @@ mod tar;
 use crate::cluster::{ClusterReader, MAX_LISTED};
 use crate::finding::{Blind, Finding, Report, Seen};
 use crate::leader::{Leader, LeaderPlace};
+use crate::namespace;
 use crate::nodes::NodesSeen;
 use crate::pod;
 use crate::print::Row;
@@ -58,7 +59,7 @@ pub(crate) struct BundleOptions {
     pub(crate) pod: Option<PodRef>,
     /// The name of the scheduler that is to place it.
     pub(crate) scheduler: String,
-    /// The namespace of gpu-steward; `None` for all.
+    /// The namespace of gpu-steward; `None` finds it.
     pub(crate) namespace: Option<String>,
 }
 
@@ -136,12 +137,12 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
             );
         }
     };
-    let namespace = options.namespace.as_deref();
+    let named = options.namespace.as_deref();
     // Two lists: in a large cluster the agents alone are more than one list has.
-    let extenders = reader.steward_pods(namespace, "extender").await;
+    let extenders = namespace::extenders(reader, named).await;
     let nodes = NodesSeen::look(cluster, place, &extenders).await;
     bundle.take_document("nodes.json", Ok(nodes.report(true)));
-    let agents = reader.steward_pods(namespace, "agent").await;
+    let agents = namespace::agents(reader, named, &extenders).await;
     let pods = pods(&mut bundle, [("extender", &extenders), ("agents", &agents)]);
     bundle.take_document("pods.json", Ok(&pods));
     if let Some(pod) = &options.pod {
@@ -198,7 +199,7 @@ async fn take_leader(bundle: &mut Bundle, options: &BundleOptions, leader: Seen<
 async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&DescribedPod]) {
     let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).chain(["default"]).collect();
     for namespace in namespaces.into_iter().take(MAX_NAMESPACES) {
-        let name = format!("events/{}.json", file_name(namespace));
+        let name = format!("events/{}.json", file_name(namespace, 63));
         let events = cluster.events(namespace, None).await.map(|mut found| {
             let read = found.events.len();
             found.events.truncate(MAX_EVENTS);
@@ -228,7 +229,8 @@ async fn take_logs(
     for pod in pods.iter().take(MAX_LOGS) {
         let place = pod.reference();
         for container in &pod.containers {
-            let name = format!("logs/{}-{}.log", file_name(&pod.name), file_name(&container.name));
+            let (folder, name) = (file_name(&pod.namespace, 24), file_name(&pod.name, 40));
+            let name = format!("logs/{folder}/{name}-{}.log", file_name(&container.name, 20));
             let time = one.min(all.saturating_sub(clock::now().monotonic.since(begin)));
             if time.is_zero() {
                 bundle.missing.push(format!("{name}: not read, because the logs before it took {all:?}"));
@@ -247,11 +249,11 @@ async fn take_logs(
     }
 }
 
-/// A name as part of a file's name: at most 40 characters, the end of a pod's name, which tells pods apart.
-fn file_name(name: &str) -> String {
+/// A name as part of a file's name: at most this many characters, the end of a pod's name, which tells pods apart.
+fn file_name(name: &str, most: usize) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let plain: String = name.chars().map(plain).collect();
-    plain.get(plain.len().saturating_sub(40)..).unwrap_or_default().trim_start_matches('.').to_owned()
+    plain.get(plain.len().saturating_sub(most)..).unwrap_or_default().trim_start_matches('.').to_owned()
 }
 
 /// Adds the list of the contents, and writes the file.
@@ -371,8 +373,8 @@ mod tests {
     #[test]
     fn names_of_the_cluster_are_safe_names_of_files() {
         for (name, file) in [("gpu-agent-x2x9p", "gpu-agent-x2x9p"), ("../../etc", "_.._etc"), ("a/b\u{1b}", "a_b_")] {
-            assert_eq!(file_name(name), file);
+            assert_eq!(file_name(name, 40), file);
         }
-        assert_eq!(file_name(&"a".repeat(100)).len(), 40);
+        assert_eq!(file_name(&"a".repeat(100), 40).len(), 40);
     }
 }

@@ -4,9 +4,11 @@ use crate::finding::{Blind, Finding, Seen};
 use apiserver::NotConnected;
 use apiserver::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use apiserver::error::ApiError;
+use apiserver::lease::LeaseClient;
 use apiserver::resource::ApiResource;
 use model::followed_node::MAX_CLUSTER_NODES;
 use model::id::{NodeName, PodRef};
+use model::lease::LeaseRecord;
 use model::time::WallTime;
 use std::fmt::Display;
 use std::future::Future;
@@ -116,6 +118,18 @@ impl ClusterReader {
         let what = format!("the pods with the labels {labels}");
         let json = within(&what, self.client.list(&selection, &ReadAge::Newest, Some(MAX_LISTED))).await?;
         decoded(&what, described_pod::decode_list(&json))
+    }
+
+    /// A Lease that an extender has held; `None` if there is no such Lease.
+    pub(crate) async fn lease(&self, namespace: &str, name: &str) -> Seen<Option<LeaseRecord>> {
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let connection = self.client.connection().clone();
+        let lease = LeaseClient::new(connection, (namespace.into(), name.into()), WITHIN);
+        let lease = lease.get().await.map_err(|why| Blind::new(format!("the Lease {namespace}/{name}"), why))?;
+        // Other programs name Leases after their accounts too, and write no epoch.
+        Ok(lease.map(|lease| lease.record).filter(|record| record.epoch.is_some()))
     }
 
     /// The events about the object of this UID, the newest first.

@@ -4,14 +4,17 @@
 use crate::cluster::ClusterReader;
 use crate::finding::{Blind, Seen};
 use crate::http::HttpConnection;
+use crate::texts;
 use apiserver::port_forward::ForwardedPort;
 use hyper::{StatusCode, Uri};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use wire::api::believed_nodes::BelievedNodesJson;
 use wire::api::decisions::DecisionsJson;
+use wire::described_event::cut;
 use wire::described_pod::DescribedPod;
 
 /// Time limit of a connection to an address.
@@ -139,7 +142,7 @@ impl Leader {
     async fn document<T: DeserializeOwned>(&mut self, path: &str) -> Seen<Option<T>> {
         let (status, body) = self.get(path).await?;
         match status {
-            StatusCode::OK => serde_json::from_slice(&body).map(Some).map_err(|why| {
+            StatusCode::OK => read(&body).map(Some).map_err(|why| {
                 Blind::new(WHAT, format!("{} answered {path} in a form that cannot be read: {why}", self.name))
             }),
             StatusCode::NOT_FOUND => Ok(None),
@@ -164,6 +167,13 @@ impl Leader {
     }
 }
 
+/// Reads a document. Its texts are cut like those of events.
+fn read<T: DeserializeOwned>(body: &[u8]) -> serde_json::Result<T> {
+    let mut document: Value = serde_json::from_slice(body)?;
+    texts::change(&mut document, "", &|_: &str, text: &mut String| *text = cut(text));
+    serde_json::from_value(document)
+}
+
 /// A value of a query. Names of pods and Nodes have letters, digits and `-.`; every other byte is encoded.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
@@ -179,6 +189,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wire::api::believed_nodes::BelievedNodeJson;
 
     #[test]
     fn only_the_address_of_an_extender_is_accepted() {
@@ -192,6 +203,15 @@ mod tests {
         for bad in ["", "127.0.0.1:9444", "https://a:9443", "http://a/api/v1", "http://a?b"] {
             assert!(LeaderPlace::parse(bad).unwrap_err().contains("http://127.0.0.1:9444"), "{bad}");
         }
+    }
+
+    #[test]
+    fn no_text_of_the_leader_is_longer_than_that_of_an_event() {
+        let node = BelievedNodeJson { node: "n1".into(), closed: Some("x".repeat(1 << 20)), ..Default::default() };
+        let sent = serde_json::to_vec(&BelievedNodesJson { nodes: vec![node.clone()] }).unwrap();
+        let got: BelievedNodesJson = read(&sent).unwrap();
+        assert_eq!(got.nodes, [BelievedNodeJson { closed: node.closed.as_deref().map(cut), ..node }]);
+        assert!(got.nodes[0].closed.as_ref().is_some_and(|text| text.chars().count() == 2049));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //!   args      the command line
 //!   texts     the texts of a JSON document
 //!   cluster   what the API server shows
+//!   namespace the pods of gpu-steward, and none of others with its labels
 //!   leader    the leading extender, through a forwarded port
 //!   http      a request over a connection that is open
 //!   nodes     the command `nodes`
@@ -21,13 +22,15 @@
 //! ```
 //!
 //! What must never happen here: a write to the cluster; a wait without a limit; an answer of unlimited length; text of the cluster
-//! that reaches a terminal as it is; a verdict "nothing is wrong" about something that could not be looked at.
+//! that reaches a terminal as it is; a pod that is believed for its labels; a verdict "nothing is wrong" about something that could not
+//! be looked at.
 
 mod finding;
 mod print;
 mod http;
 mod texts;
 mod cluster;
+mod namespace;
 mod leader;
 mod vendors;
 mod nodes;
@@ -97,7 +100,7 @@ struct Opened {
 async fn open(access: &ClusterAccess) -> Opened {
     let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;
     let extenders = match &cluster {
-        Ok(cluster) => cluster.steward_pods(access.namespace.as_deref(), "extender").await,
+        Ok(cluster) => namespace::extenders(cluster, access.namespace.as_deref()).await,
         Err(blind) => Err(blind.clone()),
     };
     Opened { cluster, extenders }

@@ -132,7 +132,8 @@ pub fn decode_list(json: &[u8]) -> Result<DescribedEvents, DecodeError> {
 }
 
 /// The text, cut where it is too long.
-pub(crate) fn cut(text: &str) -> String {
+#[must_use]
+pub fn cut(text: &str) -> String {
     match text.char_indices().nth(MAX_TEXT) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),

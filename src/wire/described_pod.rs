@@ -22,6 +22,8 @@ pub struct DescribedPod {
     pub name: String,
     /// The UID at the API server.
     pub uid: String,
+    /// The service account that it runs under.
+    pub account: String,
     /// The scheduler that is to place it.
     pub scheduler: String,
     /// The node that it is bound to; empty for none.
@@ -89,6 +91,7 @@ struct Metadata {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
+    service_account_name: OrNull<String>,
     scheduler_name: OrNull<String>,
     node_name: OrNull<String>,
     scheduling_gates: OrNull<Vec<Gate>>,
@@ -186,6 +189,7 @@ impl From<Object> for DescribedPod {
             namespace: cut(&metadata.namespace),
             name: cut(&metadata.name),
             uid: cut(&metadata.uid),
+            account: cut(&spec.service_account_name.0),
             scheduler: cut(&spec.scheduler_name.0),
             node: cut(&spec.node_name.0),
             phase: cut(&status.phase.0),
@@ -231,7 +235,7 @@ mod tests {
         let text = json!({
             "metadata": { "namespace": "ml", "name": "train-0", "uid": "u", "deletionTimestamp": "2026-11-21T10:00:00Z" },
             "spec": {
-                "schedulerName": "gpu-steward", "nodeName": "n1", "schedulingGates": [{ "name": "kueue" }],
+                "serviceAccountName": "sa", "schedulerName": "gpu-steward", "nodeName": "n1", "schedulingGates": [{ "name": "kueue" }],
                 "initContainers": [{ "name": "i", "image": "a:1", "env": [{ "name": "PASSWORD", "value": "hidden" }] }],
                 "containers": [{ "name": "c", "ports": [{ "name": "metrics", "containerPort": 9444 }] }],
             },
@@ -249,8 +253,9 @@ mod tests {
         });
         let pod = decode(text.to_string().as_bytes()).unwrap();
         assert_eq!((&*pod.namespace, &*pod.name, &*pod.uid, pod.deleting), ("ml", "train-0", "u", true));
-        assert_eq!((&*pod.scheduler, &*pod.node, &*pod.phase), ("gpu-steward", "n1", "Pending"));
-        assert_eq!((&*pod.reason, &*pod.message, pod.ready), ("OutOfcpu", "Pod was rejected", true));
+        assert_eq!((&*pod.account, &*pod.scheduler, &*pod.node), ("sa", "gpu-steward", "n1"));
+        let state = (&*pod.phase, &*pod.reason, &*pod.message, pod.ready);
+        assert_eq!(state, ("Pending", "OutOfcpu", "Pod was rejected", true));
         assert_eq!(
             (&pod.gates[..], &pod.unscheduled),
             (&["kueue".to_owned()][..], &Some(("Unschedulable".into(), "0/3 nodes".into())))

@@ -1,6 +1,7 @@
 //! `gpu-steward doctor` with a fake API server and a running extender, which is reached through a port forwarded into its pod.
 
 mod bundle;
+mod impostors;
 
 use crate::program::BINARY;
 use crate::streams::stream_client::{StreamClient, full};
@@ -13,6 +14,9 @@ use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The service account of the extenders, after which the chart names their Lease.
+const ACCOUNT: &str = "gpu-steward-extender";
 
 /// The exit code, standard output and standard error.
 type Said = (i32, String, String);
@@ -63,7 +67,14 @@ fn node(server: &FakeApiServer, name: &str, (gpus, age): (usize, u64)) {
     server.put("nodes", json!({ "metadata": metadata, "status": status }));
 }
 
-/// The pod of an extender that listens at this address.
+/// The Lease of the extenders of this namespace, as this process has left it.
+fn lease(server: &FakeApiServer, namespace: &str, holder: &str) {
+    let annotations = json!({ "gpu-steward.io/epoch": "1" });
+    let metadata = json!({ "namespace": namespace, "name": ACCOUNT, "annotations": annotations });
+    server.put("leases", json!({ "metadata": metadata, "spec": { "holderIdentity": holder } }));
+}
+
+/// The pod of an extender that listens at this address. The extenders of these tests have their Lease in its namespace.
 fn extender_pod(server: &FakeApiServer, name: &str, address: SocketAddr) {
     let labels = json!({ "app.kubernetes.io/name": "gpu-steward", "app.kubernetes.io/component": "extender" });
     let ports = json!([{ "name": "metrics", "containerPort": 9444 }, { "name": "streams", "containerPort": 9443 }]);
@@ -71,7 +82,10 @@ fn extender_pod(server: &FakeApiServer, name: &str, address: SocketAddr) {
         "pods",
         json!({
             "metadata": { "namespace": "gpu", "name": name, "uid": "eeeeeeee-0000-4000-8000-000000000001", "labels": labels },
-            "spec": { "nodeName": "control", "containers": [{ "name": "extender", "image": "x", "ports": ports }] },
+            "spec": {
+                "nodeName": "control", "serviceAccountName": ACCOUNT,
+                "containers": [{ "name": "extender", "image": "x", "ports": ports }],
+            },
             "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] },
         }),
     );
@@ -171,6 +185,7 @@ fn a_port_of_a_pod_that_nobody_listens_on_is_reported_with_the_kubelets_reason()
     node(&server, "n1", (1, 10));
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     extender_pod(&server, "gpu-extender-0", closed);
+    lease(&server, "gpu", "gpu-extender-0_0123456789abcdef");
     let (code, text, _) = doctor(&server, "nodes");
     assert!(code == 2 && text.contains("error forwarding port 9444 to pod"), "{code}: {text}");
 }

@@ -54,7 +54,7 @@ fn more_agents_and_events_than_one_list_has_hide_neither_the_leader_nor_the_newe
     let believed: Value = serde_json::from_str(&content(&file, "leader/nodes.json")).unwrap();
     assert_eq!(believed["nodes"][0]["node"], "n1");
     assert!(!content(&file, "pod.json").contains("SchedulerNotRunning"), "the scheduler runs");
-    content(&file, "logs/gpu-extender-0-extender.log");
+    content(&file, "logs/gpu/gpu-extender-0-extender.log");
     let events: Vec<Value> = serde_json::from_str(&content(&file, "events/gpu.json")).unwrap();
     assert_eq!((events.len(), &events[0]["note"]), (500, &json!("the newest event")));
     for missing in ["pods of the agents beyond the first 500", "events/gpu.json: 101 older events"] {
@@ -70,9 +70,9 @@ fn a_bundle_without_what_it_may_not_read_is_exit_code_2() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.tar");
     let (code, text, _) = doctor(&server, &format!("bundle --file {}", file.display()));
-    assert!(code == 2 && text.contains("logs/gpu-agent-0000-agent.log"), "{code}: {text}");
+    assert!(code == 2 && text.contains("logs/gpu/gpu-agent-0000-agent.log"), "{code}: {text}");
     let contents = content(&file, "CONTENTS.txt");
-    assert!(contents.contains("   missing  logs/gpu-agent-0000-agent.log"), "{contents}");
+    assert!(contents.contains("   missing  logs/gpu/gpu-agent-0000-agent.log"), "{contents}");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn the_newest_lines_of_a_long_log_are_in_the_bundle() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.tar");
     let (_, text, _) = doctor(&server, &format!("bundle --file {}", file.display()));
-    let log = content(&file, "logs/gpu-agent-0000-agent.log");
+    let log = content(&file, "logs/gpu/gpu-agent-0000-agent.log");
     assert!(log.contains("line 5999 ") && !log.contains("line 4000 ") && log.len() == 1 << 20, "{}", log.len());
     assert!(text.contains("bytes before its last 1048576 bytes"), "{text}");
 }
