@@ -191,8 +191,8 @@ fn write_result(what: &'static str, written: Result<(), ApiError>) -> TriedWrite
     }
 }
 
-/// The policy that refuses the write. It is found by the end of its name, because the name starts with that of the
-/// chart's release.
+/// The policy that refuses the write. Only the end of its name is compared, because the name starts with the name of
+/// the chart's release.
 fn refused_by(text: &str) -> Option<AdmissionPolicy> {
     let (_, named) = text.split_once("ValidatingAdmissionPolicy '")?;
     let (name, _) = named.split_once('\'')?;

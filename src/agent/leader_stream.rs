@@ -44,7 +44,7 @@ const BEGINS_WITHIN: Duration = Duration::from_secs(15);
 /// The agent reconnects if the leader sends nothing for this long. By then two of the leader's messages are missing,
 /// for example because its node has lost power.
 const SILENCE: Duration = Duration::from_secs(22);
-/// After a send on a stream has failed, time to read the leader's last message from it.
+/// Time limit for reading the leader's last message from a stream after a send on the stream has failed.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Maximum size of a file: a token has 1 to 2 KiB, and three certificates have 3 KiB.
 const MAX_FILE: u64 = 64 << 10;
@@ -284,7 +284,7 @@ impl LeaderStream {
     }
 }
 
-/// The end of a stream, for this reason.
+/// How a stream ended, and why: `Broken` if it had worked, `Failed` if it never worked.
 fn ended(worked: bool, why: String) -> StreamEnd {
     if worked { StreamEnd::Broken(why) } else { StreamEnd::Failed(why) }
 }

@@ -101,7 +101,7 @@ impl AssumePace {
         (known.tried, known.written) = (Some(now), Some((now, text)));
     }
 
-    /// The text was not written. The node's next turn comes after that of the others.
+    /// The text was not written. The node has its next turn after all other nodes.
     pub fn failed(&mut self, name: &NodeName, now: Monotonic) {
         self.not_before = now.after(self.backoff.pause());
         let known = self.known.entry(name.clone()).or_default();

@@ -1,7 +1,7 @@
 //! Leader election with a Lease, by the algorithm of client-go, as a state machine without clock and I/O.
 //!
 //! ```text
-//!   read() ──▶ Read ──GET──▶ found(…) ──▶ Wait | Create | Replace ──POST, PUT──▶ written(…) ──▶ leads(now)
+//!   next() ──▶ Read ──GET──▶ found(…) ──▶ Wait | Create | Replace ──POST, PUT──▶ written(…) ──▶ leads(now)
 //!     ▲                                            │
 //!     └──── conflict, lost answer: failed() ◀──────┘      released: an empty holder for one second
 //! ```

@@ -1,4 +1,4 @@
-//! Remembers what the pods of the node hold, until their containers are gone. The API server may forget a pod long before: after
+//! Remembers what the pods of the node hold, until their containers are gone. The API server may delete a pod earlier: after
 //! `kubectl delete --force` the containers run on for the whole grace period of the pod.
 //!
 //! ```text
@@ -9,13 +9,13 @@
 //!   cgroups and list ──are_left_out──▶ pods that the list has no place for: got no GPU
 //! ```
 //!
-//! Every user who creates pods can make one look like a static pod, with any UID as its hash. So what a list shows of a static pod
-//! never changes what is known of another pod, and never shows that a pod holds nothing.
+//! Any user who may create pods can make a pod look like a static pod, with any UID as its hash. So a static pod in a list never
+//! changes what is known of another pod, and is never a proof that a pod holds nothing.
 //!
-//! A pod that requests GPUs and of which no container got any holds nothing either: once it is gone, the agent starts none. What its
-//! other containers open by `NVIDIA_VISIBLE_DEVICES` counts like what a pod without a request opens.
+//! A pod that requests GPUs also holds nothing until a container of it gets a GPU: once the pod is gone, the agent gives it no GPU.
+//! GPUs that its other containers open through `NVIDIA_VISIBLE_DEVICES` count like those of a pod without a request.
 //!
-//! What must never happen here: a pod of which a container got a GPU counts as one without GPUs.
+//! What must never happen here: a pod of which a container got a GPU counts as a pod without GPUs.
 
 use model::id::{GpuUuid, PodUid};
 use model::pod::PodList;
@@ -28,9 +28,9 @@ use std::time::Duration;
 /// A container whose start was answered exists after this time, or its start has failed. The image is there already, so a
 /// runtime needs a second or two.
 const APPEARS_WITHIN: Duration = Duration::from_secs(10);
-/// How long a pod that is gone is remembered although no container of it is seen. The kubelet may still be starting one.
+/// How long the agent remembers a pod that is gone and has no visible container: the kubelet may still be starting a container.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Upper bound on the pods. The pod list has at most 1,024, and the agent sees at most 9,216 cgroups. Each takes about 200 bytes.
+/// Maximum number of pods, of about 200 bytes each. The pod list has at most 1,024 pods, and the agent sees at most 9,216 cgroups.
 const MOST: usize = 8192;
 
 /// What a pod holds, by the last list that showed it alive.
@@ -38,7 +38,7 @@ const MOST: usize = 8192;
 pub enum PodHolds {
     /// No container of it got a GPU.
     Nothing,
-    /// A container of it got GPUs. These are the devices of its claim; none for devices of another plugin.
+    /// A container of it got GPUs: the devices of its claim, or an empty set if another device plugin gave them.
     Devices(BTreeSet<GpuUuid>),
 }
 
@@ -100,7 +100,7 @@ impl GonePods {
             let shown = own.remove(uid).map(|holds| (false, holds));
             let shown = shown.or_else(|| statics.remove(uid).filter(|_| pod.is_static).map(|holds| (true, holds)));
             match shown {
-                // Nothing new; or a container got a GPU before, and no record shows it any more.
+                // The list shows no GPU of this pod, but an earlier record may have shown one, so what the pod holds stays.
                 Some((false, PodHolds::Nothing)) if !pod.is_static => pod.gone = None,
                 Some((is_static, holds)) => (pod.is_static, pod.holds, pod.gone) = (is_static, holds, None),
                 None => pod.gone = pod.gone.or(Some(now)),
@@ -118,15 +118,15 @@ impl GonePods {
             }
         }
         while self.pods.len() > MOST {
-            // One without a container most likely holds nothing any more.
+            // A pod without a container most likely holds nothing any more, so it goes first.
             let oldest = self.pods.iter().filter_map(|(uid, pod)| Some((pod.has_containers, pod.gone?, uid))).min();
             let Some(oldest) = oldest.map(|(_, _, uid)| uid.clone()) else { break };
             self.pods.remove(&oldest);
         }
     }
 
-    /// The pods in the view that the list has no place for. Those that request no GPU hold none. Those that request some and have no
-    /// claim hold none where the agent `refuses` such pods. What is known of a pod already stays.
+    /// Takes in the pods of the view that did not fit into the list. Pods that request no GPU hold none. Pods that request GPUs and
+    /// have no claim hold none either, if the agent `refuses` such pods. Pods that are known already stay as they are.
     pub fn are_left_out(&mut self, view: &NodeView, list: &PodList, refuses: bool) {
         let unproven: &[PodUid] = if refuses { &list.left_out_unproven } else { &[] };
         let is_left_out =
@@ -160,8 +160,8 @@ impl GonePods {
         }
     }
 
-    /// A new view of the node. Forgets pods that are gone and have no container. Returns whether the last container of such a pod
-    /// is gone since the view before.
+    /// Takes in a new view of the node. Forgets pods that are gone and have no container. Returns whether a pod that is gone has
+    /// lost its last container since the previous view.
     pub fn seen(&mut self, view: &NodeView) -> bool {
         let now = view.now.monotonic;
         let shown: BTreeSet<&PodUid> =

@@ -101,7 +101,7 @@ impl GpuState {
         self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
         // A released driver proves nothing about the GPU.
         if why != Absence::Released {
-            // The event of the GPU source covers all GPUs.
+            // No event for this change: the event of the GPU source covers all GPUs.
             let _ = self.record.read(&self.sample, policy, now);
         }
         self.processes = Reading::Absent(why);
@@ -123,8 +123,7 @@ impl GpuState {
 struct AbsentGpu {
     gpu: GpuUuid,
     record: HealthRecord,
-    /// Whether the driver has reported a list that certainly lacks it, rather than a list with unidentified GPUs, one
-    /// of which it may be.
+    /// Whether the driver has reported a list without this GPU and without unidentified GPUs, which might be this GPU.
     left: bool,
 }
 
@@ -396,8 +395,8 @@ impl GpuStates {
         std::iter::once(said).chain(change).collect()
     }
 
-    /// Takes in what was not known of an error when it was counted: its process, its severity. Adds it to the GPU's last
-    /// XID and returns it as an event. The severity decides on the GPU, as if it had come with the error.
+    /// Takes in the process and the severity of an error that was counted without them. Adds them to the GPU's last XID
+    /// and returns them as an event. The severity changes the GPU's health as if the error had come with it.
     pub fn xid_details(&mut self, xid: Xid, now: Monotonic) -> Vec<NodeEvent> {
         let mut change = None;
         if let Some(state) = self.list.iter_mut().find(|state| Some(&state.gpu.uuid) == xid.gpu.as_ref()) {

@@ -7,8 +7,9 @@
 //!
 //! ```text
 //!   node gpus workload pods switches node_event   the state of one node, and the events that it returns for the log
-//!   attribute memory_sums occupants names api_pods evidence   which pod a use belongs to; names; signs of a GPU reset
-//!   health overuse tally                          fit GPUs; pods above their claim; GPU time and energy of pods
+//!   attribute memory_sums occupants names api_pods evidence   how much of a GPU each pod uses; names; signs of a GPU reset
+//!   gone_pods                                     what the pods of the node hold, until their containers are gone
+//!   health overuse tally                          which GPUs are healthy; pods above their claim; GPU time and energy of pods
 //!   ledger placement                              what claims take of each device; which GPUs of a node fit a pod
 //!   cluster wake_pace                             all nodes and claims: filter, bind, preempt, wake; how often pods are woken
 //!   election authority                            which extender leads (its times are settings); when certificates are replaced

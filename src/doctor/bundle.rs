@@ -43,7 +43,7 @@ const CONTENTS: usize = 256 << 10;
 const MAX_LOGS: usize = 24;
 /// Lines of one log that are asked for, and the bytes of them that are kept: enough for lines of 500 bytes.
 const LOG: (u32, usize) = (2000, 1 << 20);
-/// Time limits of one log and of all. A dead node does not answer, and its pods come before those that are ready.
+/// Time limits for one log and for all logs: pods that are not ready come first, and a dead node does not answer.
 const LOG_TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 /// Namespaces whose events are read.
 const MAX_NAMESPACES: usize = 8;

@@ -44,7 +44,7 @@ impl ClusterReader {
         ClusterReader::find(kubeconfig).await.unwrap_or_else(Err)
     }
 
-    /// The same for a machine that needs no access to an API server: the outer error says that nothing names one.
+    /// Like [`ClusterReader::open`]; the outer error says that nothing names an API server, as a machine may need none.
     pub(crate) async fn find(kubeconfig: Option<&Path>) -> Seen<Seen<ClusterReader>> {
         let what = "the API server";
         match apiserver::connect(kubeconfig).await {
@@ -137,7 +137,7 @@ impl ClusterReader {
         Ok(self.events(namespace, Some(format!("involvedObject.uid={uid}"))).await?.events)
     }
 
-    /// The events of a namespace, the newest first. Where there are more than [`MAX_EVENT_PAGES`], `more` is not empty.
+    /// The events of a namespace, the newest first. If they need more than [`MAX_EVENT_PAGES`] pages, `more` is not empty.
     pub(crate) async fn events(&self, namespace: &str, fields: Option<String>) -> Seen<DescribedEvents> {
         let what = format!("the events in the namespace {namespace}");
         let selection = ApiSelection {
@@ -169,12 +169,12 @@ impl ClusterReader {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimeSeen {
     pub(crate) now: WallTime,
-    /// Why it is the time of this machine; `None` where it is the time of the API server.
+    /// Why it is the time of this machine; `None` if it is the time of the API server.
     pub(crate) own: Option<Blind>,
 }
 
 impl TimeSeen {
-    /// The time of the API server: the caller's machine may have any other. Nodes agree with the API server, or are wrong.
+    /// The time of the API server; if it cannot be read, the time of this machine, which may be wrong.
     pub(crate) async fn look(cluster: Seen<&ClusterReader>) -> TimeSeen {
         let seen = match cluster {
             Ok(cluster) => cluster.server_time().await,
@@ -186,7 +186,7 @@ impl TimeSeen {
         }
     }
 
-    /// A note where ages are by the clock of this machine.
+    /// A note if ages are by the clock of this machine.
     pub(crate) fn note(&self) -> Option<Finding> {
         let blind = self.own.as_ref()?;
         Some(Finding::note("OwnClock", format!("ages are by the clock of this machine: {blind}")))

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serve::exit::Exit;
 
-/// Lines of evidence of one finding. The rest is counted: a person reads no more, and a cluster has thousands of nodes.
+/// Maximum lines of evidence of one finding; a person reads no more. Further lines are only counted.
 pub(crate) const MAX_EVIDENCE: usize = 20;
 
 /// How a finding counts.

@@ -17,13 +17,13 @@ use wire::api::decisions::DecisionsJson;
 use wire::described_event::cut;
 use wire::described_pod::DescribedPod;
 
-/// Time limit of a connection to an address.
+/// Time limit for connecting to an address.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Extenders that are asked whether they lead: more than anybody runs.
+/// Maximum number of extenders that are asked whether they lead; no cluster runs so many.
 const MAX_EXTENDERS: usize = 8;
-/// The port of the verbs, where the pod names none `metrics`.
+/// The extender's HTTP port, if the pod has no port with the name `metrics`.
 const PORT: u16 = 9444;
-/// Characters of a refusal that are shown.
+/// Maximum number of characters of a refusal that are shown.
 const MAX_REFUSAL: usize = 400;
 /// What is read here, for a [`Blind`].
 const WHAT: &str = "the leading extender";
@@ -38,10 +38,10 @@ pub(crate) enum LeaderPlace {
 }
 
 impl LeaderPlace {
-    /// The address in `http://HOST:PORT`.
+    /// The address in `http://HOST:PORT`; without a port, [`PORT`].
     ///
     /// # Errors
-    /// A sentence.
+    /// If `url` has another form; the text shows the right form.
     pub(crate) fn parse(url: &str) -> Result<LeaderPlace, String> {
         let bad = || {
             format!("{url:?} is not the address of an extender: write http://HOST:PORT, such as http://127.0.0.1:9444")

@@ -155,7 +155,7 @@ impl WatchHealth {
             }
             state.backoff.pause()
         };
-        // Logs it if the watch has not run for too long.
+        // `blind` logs a warning if the watch has been stopped for too long.
         let _ = self.blind();
         pause
     }

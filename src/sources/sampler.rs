@@ -4,9 +4,11 @@
 //!   deadline ─▶ cgroups (all: CPU and memory; by turns: the rest) ─▶ host ─▶ some processes ─▶ reports ─▶ sleep
 //! ```
 //!
-//! Deadlines lie on a grid of the monotonic clock, so they do not drift. A deadline that passes during a pass is
-//! counted and skipped. What must never happen here: a pass waits for another thread or for the report queue;
-//! the time is read from a clock that can be set.
+//! Deadlines lie on a grid of the monotonic clock, so they do not drift. A deadline that comes during a pass is counted
+//! and skipped.
+//!
+//! What must never happen here: a pass waits for another thread or for the report queue; the time is read from a clock
+//! that can be set.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace, kernel_release};
 use crate::cgroup::table::CgroupTable;

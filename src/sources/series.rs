@@ -8,8 +8,8 @@
 //! A subscriber gets every sample in the order of the reports, whatever the agent's node task does. If a subscriber
 //! takes no samples for too long, only the newest ones are kept, and it gets the number of samples that it missed.
 //!
-//! What must never happen here: a source or another subscriber waits for a subscriber; a sample is missing from a part
-//! and not counted; a cost while there is no subscriber.
+//! What must never happen here: a source or another subscriber waits for a subscriber; a part lacks a sample that
+//! `missed` does not count; a source makes samples without a subscriber.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ pub const MAX_SUBSCRIPTIONS: usize = 4;
 /// One series: the samples of one kind, in the order in which they are reported.
 #[derive(Debug)]
 pub(crate) struct Series<T> {
-    /// The number of subscriptions, so that a source learns without the lock that there is none.
+    /// The number of subscriptions. A source reads it without the lock, and makes no sample while it is 0.
     open: AtomicUsize,
     /// Each use holds the lock for a few moves of pointers; samples are made and dropped outside.
     rings: Mutex<[Option<Ring<T>>; MAX_SUBSCRIPTIONS]>,
@@ -51,8 +51,8 @@ pub struct Subscription<T> {
 pub struct SeriesPart<T> {
     /// The samples since the last part, in the order in which they were reported.
     pub samples: Vec<Arc<T>>,
-    /// Number of samples that were dropped since the last part, before the first sample of this part, because the
-    /// subscriber took none for too long.
+    /// Number of samples that were dropped since the last part, because the subscriber took no samples for too long.
+    /// They are older than all samples of this part.
     pub missed: u64,
 }
 

@@ -159,7 +159,7 @@ fn after(from: Instant, period: Duration, now: Instant) -> Instant {
 /// A seed from the node's name. It is the same after a restart, even for an agent in a pod, whose host name is the
 /// pod's; it differs between nodes, so that UUIDs do not collide.
 fn seed_of(node: &NodeName) -> u64 {
-    // The line end is part of the seed: it keeps the UUIDs of earlier versions where the node has the name of its host.
+    // With the line end in the seed, the UUIDs are those of earlier versions if the node has the name of its host.
     node.as_str().bytes().chain([b'\n']).fold(0x51d0, |seed, byte| curve::mix(seed ^ u64::from(byte)))
 }
 

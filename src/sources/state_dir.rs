@@ -18,11 +18,11 @@ use wire::started_pods::StartedPods;
 use wire::ticket_journal::TicketJournalText;
 use wire::{binding_file, issued_ticket, limits, started_pods, ticket_journal};
 
-/// Limit of tickets that are read: twice as many as are kept in memory.
+/// Maximum number of tickets that are read: twice as many as are kept in memory.
 const MAX_TICKETS: usize = 16_384;
-/// Limit of folders of one pod: far more containers than any pod has.
+/// Maximum number of folders that are read of one pod: far more containers than any pod has.
 const MAX_CONTAINERS: usize = 256;
-/// Limit of limits files: more than ten times as many as on the largest node.
+/// Maximum number of limits files that are read: more than ten times as many as on the largest node.
 const MAX_LIMITS: usize = 65_536;
 
 /// All issued tickets that have a folder. A record that cannot be read is left out and logged.

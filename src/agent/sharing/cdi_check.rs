@@ -60,7 +60,7 @@ impl CdiChecks {
         !self.seen && self.running.len() < AT_ONCE && self.is_due(key)
     }
 
-    /// Whether this container must be checked when every container is checked. If so, marks it as being checked.
+    /// Whether this container must be checked if every container is to be. If so, marks it as being checked.
     pub(super) fn is_due(&mut self, key: &ContainerKey) -> bool {
         self.running.len() < MAX_CHECKS && !self.known.contains(key) && self.running.insert(key.clone())
     }

@@ -24,9 +24,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 
-/// Interval of the sweep for files of pods that are gone.
+/// Time between two sweeps for files of pods that are gone.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Time until the sweep after a pod is gone, and until the next attempt while there is no pod list yet.
+/// Pause before a sweep when a pod is gone, and before the next try while there is no pod list yet.
 const SWEEP_SOON: Duration = Duration::from_secs(1);
 /// Maximum number of delivery results that wait for the sharing task: one for each pod of a node.
 const MAX_UNREPORTED: usize = 128;
@@ -189,7 +189,7 @@ impl ContainerFiles {
         self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_SOON);
     }
 
-    /// Schedules the next sweep after one has ended: soon, if there was no pod list.
+    /// Call this when a sweep has ended. Schedules the next sweep: soon, if there was no pod list.
     pub(super) fn has_swept(&mut self, listed: bool) {
         self.sweep_at = Instant::now() + if listed { SWEEP } else { SWEEP_SOON };
     }
@@ -216,9 +216,9 @@ impl ContainerFiles {
         }
     }
 
-    /// Moves the files of all pods except those that are `listed` or `run_on`, and of all tickets except `tickets`, into the
-    /// trash. Of pods that run on and are not listed, only what they can write to is moved. If `kept` is known, also moves the
-    /// folders of all tickets except `kept`. Starts the emptier. Returns the tickets whose folders are gone.
+    /// Moves into the trash: the files of pods that are neither `listed` nor `run_on`; of pods that `run_on` and are not `listed`,
+    /// the folders that their containers can write to; the files of tickets that are not in `tickets`; and, if `kept` is known, the
+    /// folders of tickets that are not in `kept`. Starts the emptier. Returns the tickets whose folders are gone.
     pub(super) async fn sweep(
         &mut self,
         (listed, run_on): (BTreeSet<PodUid>, BTreeSet<PodUid>),

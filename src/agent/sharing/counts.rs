@@ -21,7 +21,7 @@ pub(super) struct Counts {
     meter: Arc<CallMeter>,
     registration: watch::Receiver<RegistrationState>,
     guards: watch::Receiver<Guards>,
-    /// At most one entry for each outcome and each code of a refusal.
+    /// Answered starts, by outcome. Outcomes and their codes are a fixed set, which bounds the map.
     starts: BTreeMap<StartOutcome, u64>,
     waited: BTreeMap<&'static str, u64>,
     written: Arc<Written>,
@@ -159,7 +159,7 @@ impl Counts {
         self.now.without_gpu = u32::try_from(pods).unwrap_or(u32::MAX);
     }
 
-    /// Sets which devices are not offered, and logs those that were offered before, or for another reason.
+    /// Sets which devices are not offered. Logs those that were offered before or get another reason.
     pub(super) fn withheld_are(&mut self, withheld: Vec<WithheldDevice>) {
         if *self.now.withheld == *withheld {
             return;
@@ -187,7 +187,7 @@ impl Counts {
         self.now.cdi = cdi;
     }
 
-    /// Sets what containers with a GPU lack on this host, with what to do about it.
+    /// Sets the text that says what this host does not give to containers with a GPU, and what to do about it.
     pub(super) fn host_lacks(&mut self, what: Option<Arc<str>>) {
         self.now.lacks = what;
     }

@@ -27,7 +27,7 @@ pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)
         .collect()
 }
 
-/// The GPUs that are known not to be divided into MIG instances, offered or not.
+/// The GPUs that have no MIG instances, as the driver reports, including GPUs that are not offered.
 pub(super) fn whole(view: &NodeView) -> BTreeSet<GpuUuid> {
     let whole = |gpu: &&GpuView| gpu.gpu.mig.value().is_some_and(Vec::is_empty);
     view.gpus.iter().filter(whole).map(|gpu| gpu.gpu.uuid.clone()).collect()
@@ -49,7 +49,7 @@ pub(crate) fn offers(gpu: &Gpu, config: &DeviceConfig) -> bool {
     !filtered(gpu, config) && gpu.is_offered(configured_memory(config))
 }
 
-/// The devices that the driver lists and that are not offered, without those that the configuration leaves out.
+/// The devices that the driver lists and the agent does not offer, except those that the configuration hides.
 pub(super) fn withheld(view: &NodeView, config: &DeviceConfig) -> Vec<WithheldDevice> {
     let listed = view.gpus.iter().map(|gpu| &*gpu.gpu).filter(|gpu| !filtered(gpu, config));
     let of_gpu = |gpu: &Gpu| -> Vec<WithheldDevice> {
@@ -104,8 +104,8 @@ fn shared_devices(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)
     total.map(|total| offer(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
 }
 
-/// The memory of a MIG instance that claims may use. A MIG instance is a partition, so no scaling enlarges it. The compute
-/// instances of one GPU instance share its memory, and only claims divide it, so each gets an equal part.
+/// How much memory of a MIG instance claims may use. A MIG instance is a partition, so memory scaling does not apply. The
+/// compute instances of one GPU instance share its memory, and the driver does not divide it, so each offers an equal part.
 fn memory_of(instance: &MigInstance, all: &[MigInstance]) -> Option<Bytes> {
     let together = all.iter().filter(|other| other.gpu_instance == instance.gpu_instance).count() as u64;
     Some(Bytes(instance.memory_total.get()?.0 / together.max(1)))
@@ -158,7 +158,7 @@ struct Device {
     names: Vec<String>,
 }
 
-/// The device node that stands in for that of a simulated GPU: a character device that is harmless in every container.
+/// The device node that containers get in place of a simulated GPU's: a harmless character device.
 const STAND_IN: &str = "/dev/null";
 
 impl SharedDevices {

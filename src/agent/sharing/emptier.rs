@@ -23,7 +23,7 @@ const REST: Duration = Duration::from_secs(1);
 /// Time until the agent tries again to remove files that it could not remove. A person must act first, so trying more
 /// often is of no use.
 const AGAIN: Duration = Duration::from_secs(600);
-/// The stack of the thread; the removal does not recurse.
+/// Stack size of the thread in bytes; small, because the removal does not recurse.
 const STACK: usize = 128 << 10;
 
 /// Starts the thread when there is something to do.
@@ -50,8 +50,8 @@ struct Turns {
 }
 
 impl Turns {
-    /// Whether the thread starts now. Files that the last run could not remove wait for [`AGAIN`], unless more files
-    /// were added. Files that are added while the thread runs count as more, because the thread may miss them.
+    /// Whether the thread starts now. Files that the last run could not remove wait for [`AGAIN`], unless `more` files
+    /// were added. Files that are added while the thread runs count for the next run, because the thread may miss them.
     fn starts(&mut self, more: bool, now: Instant) -> bool {
         self.more |= more;
         let too_soon = !self.more && self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < AGAIN);
@@ -83,8 +83,8 @@ impl Emptier {
         Emptier { reporter, state: Arc::default() }
     }
 
-    /// Starts the thread that empties the trash. The caller has seen that the trash is not empty; `more` says whether
-    /// the caller has just added files. Files that the last run could not remove wait, unless there is `more`.
+    /// Starts the thread that empties the trash. Call this only if the trash is not empty; `more` says whether files
+    /// were just added. Otherwise files that the last run could not remove wait for [`AGAIN`].
     pub(super) fn start(&mut self, delivery: &Arc<DeviceDelivery>, more: bool, now: Instant) {
         if !self.state.turns.lock().starts(more, now) {
             return;

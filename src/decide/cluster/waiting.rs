@@ -65,7 +65,7 @@ struct WaitingPod {
     state: WaitState,
 }
 
-/// The pods of one kind of request that may be woken.
+/// The pods that may be woken and have the same kind of request.
 #[derive(Debug)]
 pub(super) struct WaitingKind {
     /// What each container needs.

@@ -6,8 +6,8 @@
 //!   reserved by the driver ────────▶ never in `used`
 //! ```
 //!
-//! Use and process list are of one moment: `listed` is `used` when the list was made. What was added since then counts as memory of
-//! the pods, up to what their claims leave unused, and the rest as memory of strangers, until the next list shows whose it is.
+//! The process list and `listed` belong to one moment: `listed` is `used` at that moment. Until the next list, memory that was added
+//! since counts as memory of the pods, up to the unused part of their claims, and the rest as memory of strangers.
 //!
 //! What must never happen here: memory that a pod with a claim uses inside its claim keeps another pod away; a reading that is absent
 //! counts as zero.
@@ -30,7 +30,7 @@ pub struct ReportedMemory {
 pub struct ClaimedUse {
     /// Bytes that it claims.
     pub claimed: u64,
-    /// Bytes that its processes used when the newest list was made; `None` where that is not known.
+    /// Bytes that its processes used when the newest list was made; `None` if not known.
     pub used: Option<u64>,
 }
 
@@ -48,17 +48,17 @@ pub enum MemoryBasis {
 /// Memory in use beyond the claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeyondClaims {
-    /// Bytes that no pod may be placed into, of the memory that pods may claim.
+    /// How much of the memory that pods may claim is taken: no pod may be placed there.
     pub taken: Bytes,
-    /// Memory of strangers; zero where only sums are known.
+    /// Memory of strangers; zero if only sums are known.
     pub strangers: Bytes,
     /// What the numbers rest on.
     pub basis: MemoryBasis,
 }
 
 impl ReportedMemory {
-    /// What would be in use without this pod. Where it is not known what its processes use, that is as much as it claims: the memory
-    /// in use was compared with the claims. Of what was added since the list, it is as much as the pod's claim leaves unused.
+    /// What would be in use without this pod. Without a list or its processes' use, the pod counts with at least its claim, with
+    /// which memory in use was compared. Of memory added since the list, it counts with at most the unused part of its claim.
     #[must_use]
     pub fn without(self, pod: ClaimedUse) -> ReportedMemory {
         let (own, grown) = match (pod.used, self.used.zip(self.listed)) {
@@ -77,9 +77,9 @@ impl BeyondClaims {
     /// Nothing is known beyond the claims.
     pub const UNKNOWN: BeyondClaims = BeyondClaims { taken: Bytes(0), strangers: Bytes(0), basis: MemoryBasis::Claims };
 
-    /// The memory in use beyond the claims of these pods, on a GPU of which pods may claim `capacity`: its memory times the factor
-    /// by which the agent scales it. Memory of strangers of at most `margin` does not count; of more, `margin` counts in addition,
-    /// because it may grow.
+    /// The memory in use beyond the claims of these pods. `capacity` is what pods may claim of the GPU: its memory times the agent's
+    /// scaling factor. If strangers use at most `margin`, their memory does not count; if more, it counts plus `margin`, because it
+    /// may grow.
     #[must_use]
     pub fn of(
         capacity: Bytes,

@@ -11,7 +11,7 @@ const SCHEMES: [&str; 4] = ["bearer", "basic", "negotiate", "token"];
 const SEPARATORS: [char; 3] = [':', '=', '>'];
 /// Characters before a key: `?token=`, `map[password:`.
 const BEFORE_KEY: [char; 8] = ['?', '&', '(', '[', '{', '<', ':', '='];
-/// The begin of a token of a service account: `{"` in base64.
+/// The beginning of a service account's token: `{"` in base64.
 const JWT: &str = "eyJ";
 
 /// Most lines of a private key that are removed. One of RSA with 16,384 bits has 200.

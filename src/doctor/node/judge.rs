@@ -5,7 +5,7 @@ use crate::finding::{Finding, Verdict};
 use model::Absence;
 use sources::nvml::probe::{NvmlFailure, NvmlProbe};
 
-/// Difference of clocks from which handshakes mislead. An agent writes one every 240 s, and it is good for 300 s.
+/// Maximum clock difference in seconds: an agent writes a handshake every 240 s, and readers reject it after 300 s.
 const SKEW: f64 = 30.0;
 /// `NVML_ERROR_NOT_FOUND`.
 const NOT_FOUND: Absence = Absence::Nvml(6);
@@ -128,7 +128,7 @@ fn devices(facts: &NodeFacts) -> Option<Finding> {
     if failed.is_empty() {
         return Some(Finding::well("Devices", format!("{} device nodes can be read and written", facts.devices.len())));
     }
-    // Without a driver there are none, which is said already.
+    // If NVML fails, the finding about NVML already gives the reason.
     facts.nvml.is_ok().then(|| {
         Finding::wrong("DeviceNodes", "device nodes of the driver are missing or may not be used").because(failed).advise([
             "nvidia-modprobe -u -c 0 makes the nodes; in a container, mount /dev or let the runtime add them; without nvidia-uvm no CUDA \
@@ -251,7 +251,7 @@ fn versions(facts: &NodeFacts) -> Finding {
     }
 }
 
-/// How it counts that the API server did not show something.
+/// The verdict if the API server did not show something: unknown if the machine has a cluster, otherwise a note.
 fn unseen(facts: &NodeFacts) -> Verdict {
     if facts.has_cluster { Verdict::Unknown } else { Verdict::Note }
 }

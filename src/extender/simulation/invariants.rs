@@ -270,7 +270,7 @@ impl Invariants {
             return Err(format!("{} is bound to {node} with a claim that cannot be read", bound.pod.name));
         };
         let Some(machine) = machines.iter().find(|machine| machine.name == node && machine.up) else { return Ok(()) };
-        // The term in which it was sent, if that is still the newest one.
+        // The term in which the binding was sent; `None` if another term has begun since.
         let current = self.terms.last().filter(|(_, won)| *won == sent);
         for gpu in claim.shares().map(|share| &share.device) {
             if !machine.gpus.iter().any(|one| one.uuid == *gpu) {

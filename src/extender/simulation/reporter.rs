@@ -185,8 +185,8 @@ impl Reporter {
         }
     }
 
-    /// The connection breaks. What is on the way is lost, or comes before the end. The next one may not come through for a
-    /// while, although the agent runs and the kubelet admits pods.
+    /// The connection breaks. Messages on the way are lost, or arrive before the stream ends. The next connection may fail
+    /// for a while, although the agent runs and the kubelet admits pods.
     pub(super) fn breaks(&mut self, around: &mut Surroundings<'_>) {
         if let Some(stream) = self.streams.pop() {
             self.ends(stream, around);

@@ -14,7 +14,7 @@ pub struct Settings {
     pub roots: HostRoots,
     /// Time between two rounds of the cheap calls.
     pub period: Duration,
-    /// Time between two process lists; slower readings are made in every nth round of these.
+    /// Time between two rounds that read the process lists; slower readings are made in every nth of these rounds.
     pub process_period: Duration,
     /// How long calls may take.
     pub patience: DriverPatience,

@@ -1,5 +1,5 @@
 //! Sums of counters over a changing set of members (disks, interfaces): a sum never decreases because a member was
-//! removed.
+//! removed. A new member is not counted while `bound` members are present.
 //!
 //! The counts of a removed member stay in the sum. Its last counters are kept, so that a member that returns with the
 //! same counters (an interface that was moved into a container and back) is not counted twice. If a member returns with
@@ -23,7 +23,7 @@ struct Member<const N: usize> {
 }
 
 impl<const N: usize> Carried<N> {
-    /// A sum without members. At most `bound` members are kept apart, including those that are gone.
+    /// A sum without members. It keeps the last counters of at most `bound` members, removed members included.
     pub(crate) fn new(bound: usize) -> Self {
         Carried { members: Vec::new(), total: [0; N], read: 0, bound }
     }

@@ -69,13 +69,13 @@ impl ThreadStop {
         ThreadStop { token, _cancelled: cancelled }
     }
 
-    /// Whether it is cancelled.
+    /// Whether the token is cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.token.is_cancelled()
     }
 
-    /// Sleeps until then; `true` when it is cancelled.
+    /// Sleeps until `at` or until the token is cancelled. Returns whether the token is cancelled.
     #[must_use]
     pub fn wait_until(&self, at: Monotonic) -> bool {
         loop {

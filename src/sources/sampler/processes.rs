@@ -4,7 +4,8 @@
 //! 20,000 processes do not delay the other readings. Passes are so far apart that they cost at most one part in
 //! [`SHARE`] of a core. The owner of a process is read when the process is first seen, when it has executed another
 //! program (a runtime moves a process into its cgroup before the program starts), while the owner is unknown, and from
-//! time to time. `io` is read when a process has used CPU time since its `io` was last read.
+//! time to time. `io` is read when a process is new or has used CPU time since its last reading, of [`IO_A_SLICE`] in a
+//! turn.
 //!
 //! What must never happen here: memory that grows with the number of processes that ever lived. A process is forgotten
 //! at the end of the first pass that does not see it.
@@ -29,18 +30,18 @@ use wire::proc_file::ProcStat;
 pub const SHARE: u32 = 400;
 /// [`SHARE`] applies at this period, the default slow period; a shorter period costs more in proportion.
 const USUAL: Duration = Duration::from_secs(5);
-/// Limit of that higher cost: a quarter of a core.
+/// Lower bound of the share for short periods: passes use at most a quarter of a core.
 const LEAST_SHARE: u32 = 4;
 /// Longest time between two passes, whatever they cost.
 const LONGEST: Duration = Duration::from_secs(120);
-/// Processes read in one turn: 20 to 30 ms.
+/// Maximum number of processes that are read in one turn, which takes 20 to 30 ms.
 const SLICE: usize = 2048;
-/// Processes whose `io` is read in one turn, about 15 µs each; the others keep their last reading.
+/// Maximum number of processes whose `io` is read in one turn, about 15 µs each; the others keep their last reading.
 const IO_A_SLICE: usize = 256;
-/// The owner of a process is read again after this number of passes, a minute at the usual period. Processes take turns
-/// by their PID: with 400 processes that is 33 more files a pass, about half a millisecond.
+/// The owner of a process is read again after this number of passes: a minute at the usual period. The PID decides in
+/// which pass: with 400 processes, a pass reads 33 more files, in about half a millisecond.
 const OWNER_EVERY: u64 = 12;
-/// Maximum number of processes that are kept: the kernel's default limit of PIDs. Further ones are only counted.
+/// Maximum number of processes that are kept: the kernel's default limit of PIDs. Further processes are only counted.
 const MAX_KNOWN: usize = 32_768;
 
 /// The passes over processes. One pass is spread over a period in slices.
@@ -96,7 +97,7 @@ fn share(period: Duration) -> u32 {
 }
 
 impl ProcessPasses {
-    /// Passes under these roots, every `period`, or less often where that would cost too much.
+    /// Passes under these roots, every `period`, or less often if that would cost too much.
     #[must_use]
     pub fn new(roots: &HostRoots, period: Duration) -> Self {
         ProcessPasses {
@@ -152,7 +153,7 @@ impl ProcessPasses {
             self.waiting = Some(waiting);
             return None;
         }
-        // Counted from the beginning of the pass, so that a cheap pass keeps to the period.
+        // Counted from the beginning of the last turn, so that a cheap pass, which has one turn, keeps to the period.
         self.due = self.due.max(now.after(self.spent.saturating_mul(self.share).min(LONGEST)));
         Some(Ok(self.end(ended)))
     }

@@ -221,7 +221,7 @@ impl SimulatedGpu {
         self.product.power.map(|(idle, most)| idle + (most - idle) * 0.9 * busy)
     }
 
-    /// Sets memory: what the processes hold, beside processes a little that belongs to none of them, and the driver's reserve. As on a
+    /// Sets memory: what the processes hold; if there are any, a little that belongs to no process; and the driver's reserve. As on a
     /// real H200 (tests/gpu/runs), an idle GPU uses nothing: it has room for a pod that requests all of it.
     fn put_memory(&self, sample: &mut GpuSample, at: Monotonic) {
         let Some(all) = self.product.memory else { return };

@@ -48,21 +48,21 @@ pub(super) struct SimulatedProcesses {
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedProcess {
     pub(super) process: IdentifiedProcess,
-    /// The index of the GPU that it holds; `None`: the process is assigned to the GPUs in turn.
+    /// The index of the GPU that it holds; `None` if it holds no GPU: such processes are spread over the GPUs.
     gpu: Option<usize>,
     /// Maximum memory that it may use.
     pub(super) memory: Option<Bytes>,
 }
 
 impl SimulatedProcess {
-    /// A process that is assigned to the GPUs in turn.
+    /// A process that holds no GPU.
     pub(super) fn of(process: IdentifiedProcess) -> Self {
         SimulatedProcess { process, gpu: None, memory: None }
     }
 }
 
 impl SimulatedProcesses {
-    /// For this many GPUs. No process is chosen yet.
+    /// Makes the list for this many GPUs. No process is chosen yet.
     pub(super) fn new(roots: HostRoots, owners: ProcessOwnerReader, gpus: u32) -> Self {
         let wanted = ON_EACH * usize::try_from(gpus).unwrap_or(usize::MAX);
         SimulatedProcesses { roots, owners, wanted, chosen: Vec::new() }

@@ -140,8 +140,8 @@ impl RawSettings {
         Layers { values, faults, ignored, complete }
     }
 
-    /// The variables of other projects that do not count, because a flag or the variable with the prefix gives the setting another
-    /// value: a sentence about each.
+    /// A sentence about each variable of another project that has no effect, because a flag or the variable with [`PREFIX`] gives
+    /// the setting another value.
     pub(crate) fn overruled_variables(&self) -> Vec<String> {
         let values = self.layer().values;
         let overruled = |key: &'static Key| {

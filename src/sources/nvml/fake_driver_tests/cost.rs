@@ -24,8 +24,8 @@ fn churning(count: u32) -> FakeGpu {
     FakeGpu { values: [(ReadingKind::MemoryUsedBytes, Value::Program(memory))].into(), ..fake_gpus("H100", count) }
 }
 
-/// Waits until this many regular lists were made of a GPU without processes. Returns the numbers of all lists and of
-/// regular lists.
+/// Waits until the process list of this GPU, which has no processes, was read in this many regular rounds. Returns how
+/// often it was read at all, and how often in regular rounds.
 fn listed(harness: &mut Harness, place: u32, regular: usize) -> (usize, usize) {
     let fake = harness.fake.clone();
     harness.wait("regular lists", |_| fake.calls(REGULAR, place) >= regular);
