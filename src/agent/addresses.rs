@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// The name of the file in the state directory.
 const FILE: &str = "addresses.json";
-/// Maximum size of the file, far more than five addresses need.
+/// Maximum size of the file in bytes, far more than five addresses need.
 const MAX_BYTES: usize = 64 << 10;
 
 /// The file and its content. The agent removes the file when it ends, unless another agent has written it meanwhile.

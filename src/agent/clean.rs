@@ -21,8 +21,8 @@ use std::time::Duration;
 use wire::annotation_keys;
 use wire::node::NodeObject;
 
-/// Attempts if the Node changes between the read and the write. The kubelet writes to its Node at most every few
-/// seconds.
+/// Maximum number of attempts if the Node changes between the read and the write. The kubelet writes to its Node at
+/// most every few seconds.
 const TRIES: usize = 5;
 /// A running agent reads its Node at least this often, and restores what was removed.
 const WRITES_AGAIN_WITHIN: Duration = Duration::from_secs(15);

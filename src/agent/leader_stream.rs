@@ -46,7 +46,7 @@ const BEGINS_WITHIN: Duration = Duration::from_secs(15);
 const SILENCE: Duration = Duration::from_secs(22);
 /// Time limit for reading the leader's last message from a stream after a send on the stream has failed.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Maximum size of a file: a token has 1 to 2 KiB, and three certificates have 3 KiB.
+/// Maximum size of a file in bytes: a token has 1 to 2 KiB, and three certificates have 3 KiB.
 const MAX_FILE: u64 = 64 << 10;
 
 /// The stream of one agent.

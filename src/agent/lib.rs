@@ -77,10 +77,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 
-/// Workers of the Tokio runtime. At most one of them blocks on disk I/O ([`effects::plugin::OneAtDisk`]), while the
-/// other runs the node task and the watchdog. The ports have their own thread ([`servers::ports`]).
+/// Number of workers of the Tokio runtime. At most one of them blocks on disk I/O ([`effects::plugin::OneAtDisk`]),
+/// while the other runs the node task and the watchdog. The ports have their own thread ([`servers::ports`]).
 const WORKERS: usize = 2;
-/// Threads for blocking work: few are enough, because files are read rarely.
+/// Maximum number of threads for blocking work: few are enough, because files are read rarely.
 const BLOCKING: usize = 4;
 
 /// Runs the agent until it must stop; on SIGHUP `read_again` reads its settings. An error at the start is logged.

@@ -24,7 +24,7 @@ const FOLLOWS: Duration = Duration::from_millis(200);
 /// How long the previous agent may keep the socket after this agent's turn has come.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Number of threads for blocking work of the ports. Profiles and the lookup of symbol names have their own threads.
+/// Maximum number of threads for blocking work of the ports. Profiles and the lookup of symbols have their own.
 const BLOCKING: usize = 2;
 /// Stack size of the ports' thread, the same as in the other runtime.
 const STACK: usize = 1024 * 1024;

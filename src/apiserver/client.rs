@@ -28,19 +28,18 @@ use wire::watch::{ApiRefusal, MAX_LINE, refusal};
 /// Time limit for a call about one object: a server that takes longer counts as hanging. The API server's own limit is
 /// a minute, and the kubelet waits for the agent meanwhile.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The same for a list or the start of a watch: a server with ten thousand nodes takes seconds for a list from its
-/// cache.
+/// Time limit for the start of a list or watch: with ten thousand nodes, a list from the server's cache takes seconds.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 /// Time limit for a whole page of a list: enough for the largest page at 3 Mbit/s.
 const PAGE_WITHIN: Duration = Duration::from_secs(120);
-/// Largest answer about one object: as large as in a watch.
+/// Maximum size of an answer about one object, in bytes: the same as in a watch.
 const MAX_OBJECT: usize = MAX_LINE;
-/// Largest page of a list: 500 pods of twice their usual size. One object of the largest size fits, so every list can
-/// be read to its end, whatever the size of its objects. Two pages may be in memory at once.
+/// Maximum size of a page of a list, in bytes: 500 pods of twice their usual size. The largest object fits, so every list can be
+/// read to its end, whatever the size of its objects. Two pages may be in memory at once.
 pub(crate) const MAX_PAGE: usize = 16 << 20;
-/// Largest list in one piece: the 1,000 pods of a full node with twice their usual size.
+/// Maximum size of a list in one piece, in bytes: the 1,000 pods of a full node with twice their usual size.
 const MAX_LIST: usize = 32 << 20;
-/// Maximum size of a refusal's text that is read.
+/// Maximum size of a refusal's text that is read, in bytes.
 const MAX_REFUSAL: usize = 64 << 10;
 
 /// How old the answer to a read may be.

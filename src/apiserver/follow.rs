@@ -41,8 +41,7 @@ const QUIET: Duration = Duration::from_secs(75);
 const TOGETHER: Duration = Duration::from_millis(20);
 /// A watch counts as working once it has lasted this long or has sent an event.
 const WORKS: Duration = Duration::from_secs(2);
-/// Maximum number of changes that wait for a report: more than a large cluster causes in 20 ms. Each takes two
-/// pointers.
+/// Maximum number of changes that wait for a report: more than a large cluster causes in 20 ms. A change takes two pointers.
 const MAX_DELTAS: usize = 4096;
 /// After this many lists in a row for which the server's cache was too old, the follower reads from etcd. If etcd was
 /// restored to an older state, the cache may never reach the version that the follower saw before.

@@ -60,9 +60,9 @@ pub trait Followed:
     const MOST_UNPROVEN: usize;
     /// Maximum number of objects that are counted and not held.
     const MOST_LEFT_OUT: usize;
-    /// Most objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
-    /// whatever the limit; only a list that is too large for that is read in pages. Pages are read from etcd, or from a
-    /// cache that agrees with it.
+    /// Maximum number of objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
+    /// whatever the limit; only a list that is too large for that is read in pages. Pages are read from etcd, or from a cache that
+    /// agrees with it.
     const PAGE: Option<u32>;
 
     /// The objects.
@@ -96,12 +96,12 @@ pub struct PodsOfNode {
     resources: KeptResources,
 }
 
-/// The annotations that are kept of all pods of the cluster.
+/// The annotations that are kept of each pod of the cluster.
 const KEPT: [&str; 9] = [ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, EPOCH, CLAIM_VERSION, LEASE, PLACED_BY, EVICT, LEADS];
 /// Maximum number of texts that a thread shares between pods: namespaces, names of containers and nodes, keys and usual
 /// amounts. Beyond it the thread starts with an empty set.
 const MAX_SHARED: usize = 16_384;
-/// Longer texts are rarely the same in two pods.
+/// Maximum size of a shared text in bytes: longer texts are rarely the same in two pods.
 const MAX_SHARED_TEXT: usize = 64;
 
 thread_local! {
@@ -126,8 +126,8 @@ fn share(text: &mut Arc<str>) {
     });
 }
 
-/// Longest value of an annotation that is kept, other than the claim of a pod that may hold GPUs: the names of a Lease. A longer
-/// one is cut.
+/// Maximum size in bytes of a kept annotation's value, except the claim of a pod that may hold GPUs: the names of a Lease. A longer
+/// value is cut.
 const MAX_VALUE: usize = 512;
 
 /// All pods of the cluster, with what a scheduler needs of them.
@@ -445,7 +445,7 @@ pods!(
 
 impl Followed for AllNodes {
     const MOST: usize = MAX_CLUSTER_NODES;
-    // Users write no Nodes, and little is kept of each.
+    // No limit: users write no Nodes, and little is kept of each Node.
     const MOST_BYTES: Option<usize> = None;
     const MOST_UNPROVEN: usize = MAX_CLUSTER_NODES;
     const MOST_LEFT_OUT: usize = MAX_CLUSTER_NODES;

@@ -7,7 +7,7 @@ use crate::resource::ApiResource;
 use model::id::NodeName;
 use wire::node::{self, NodeObject};
 
-/// Nodes in one page. The metadata of one Node has about 20 KiB.
+/// Maximum number of Nodes in one page. The metadata of one Node has about 20 KiB.
 const PAGE: u32 = 100;
 /// Maximum number of Nodes in a list: three times the number that Kubernetes supports.
 const MAX_NODES: usize = 15_000;

@@ -1,7 +1,7 @@
 //! How many objects a list asks for in one page. Users decide how large their objects are, so a page of a fixed number
 //! of objects may be too large to be read. Then it is read again with half as many, down to one object.
 
-/// Objects in a page of a list that was too large in one piece.
+/// Maximum number of objects in a page of a list that was too large in one piece.
 const PAGE: u32 = 500;
 /// If a page has fewer bytes than this, the next page may have twice as many objects.
 const SMALL: usize = crate::client::MAX_PAGE / 4;

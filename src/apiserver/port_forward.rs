@@ -28,11 +28,11 @@ use wire::websocket::{self, MAX_PAYLOAD, WebSocketOpcode};
 const WITHIN: Duration = Duration::from_secs(10);
 /// The form of the messages: the first byte is the channel.
 const PROTOCOL: &str = "v4.channel.k8s.io";
-/// Bytes that wait between the task and the caller, and bytes of one read.
+/// Maximum bytes that wait between the task and the caller, and maximum bytes of one read.
 const BUFFER: usize = 32 << 10;
 /// The characters of base64.
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-/// Longest error text that is kept.
+/// Maximum number of characters of an error text that are kept.
 const MAX_ERROR: usize = 1024;
 
 /// The channels of the one port of a connection.

@@ -5,10 +5,10 @@ use model::backoff::Backoff;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Shortest and longest pause between a list and one that follows because there is room again. The pause doubles with each such
-/// list. Nothing depends on it that cannot wait for minutes: a pod that a kubelet begins with comes by an event.
+/// Shortest and longest pause between a list and another list that is read because there is room again. The pause doubles with
+/// each such list. Minutes do no harm: a pod that a kubelet begins with comes by an event.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
-/// The pause is at least this many times as long as the last list took, up to the longest pause: a follower takes no events in
+/// The pause is at least this many times as long as the last list took, up to the longest pause: a follower takes in no events
 /// while it reads a list.
 const TIMES: u32 = 20;
 

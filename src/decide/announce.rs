@@ -10,8 +10,7 @@ use model::time::{Monotonic, Now, WallTime};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time between two handshakes. Readers treat a handshake older than 300 s as stale; a failed write is tried again well
-/// within that.
+/// Time between two handshakes. Readers treat a handshake older than 300 s as stale; a failed write is tried again well before that.
 pub const HANDSHAKE_EVERY: Duration = Duration::from_secs(240);
 /// Each handshake is written up to this much earlier, at random, so that the nodes of a cluster do not write together.
 pub const JITTER: Duration = Duration::from_secs(8);

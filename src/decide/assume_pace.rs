@@ -23,9 +23,9 @@ use std::time::Duration;
 const EVERY: Duration = Duration::from_secs(1);
 /// Longest pause after failures in a row, such as without the right to patch Nodes.
 const LONGEST: Duration = Duration::from_secs(60);
-/// How long a written text is not written again although the watch has not shown it.
+/// How long the leader waits for the watch to show a written text before it may write the text again.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
-/// Nodes that are looked at between two writes. A look takes some microseconds. After a leader change all nodes are due.
+/// Maximum number of nodes that are looked at at once, each for some microseconds. After a leader change all nodes are due.
 const LOOKED_AT: usize = 1_000;
 
 /// A version of a node, as [`NodeNames::versions`] has it.

@@ -214,7 +214,7 @@ fn remedy(runtime: &str) -> String {
     }
 }
 
-/// The newest versions of CDI that runtimes read, by the library in each release. The first release of each line.
+/// The newest version of CDI that each runtime's library reads, and the first release with that library.
 const READERS: [(&str, [u32; 3], (u16, u16)); 9] = [
     ("containerd", [1, 7, 0], (0, 5)),
     ("containerd", [1, 7, 12], (0, 6)),

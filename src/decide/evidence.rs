@@ -12,8 +12,8 @@ use model::physical_range::MOST_WATTS;
 use model::reading::Reading;
 use model::time::Monotonic;
 
-/// A reset is proven by this many readings in a row below the mark, none smaller than the one before. One
-/// or two such readings can be wrong answers of a driver in trouble.
+/// A reset is proven by this many readings in a row below the mark, none smaller than the previous reading. One or two
+/// such readings can be wrong answers of a driver in trouble.
 const READINGS: u32 = 3;
 /// Upper bound on the power of a GPU, in millijoules per second. A reading by which energy grew faster is wrong.
 const MOST_POWER: u64 = MOST_WATTS * 1000;

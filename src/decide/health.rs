@@ -67,7 +67,7 @@ impl HealthPolicy {
 /// by the driver itself. At the usual one second per round, three rounds are over before a pod that was just placed has
 /// started.
 const UNREAD_ROUNDS: u8 = 3;
-/// This many stalled calls within [`STALLS_WITHIN`] make a GPU unfit. One is a busy driver, two are chance.
+/// This many stalled calls within [`STALLS_WITHIN`] make a GPU unfit. One may be a busy driver, two may be chance.
 const STALLS: usize = 3;
 /// Firmware that does not answer makes the driver wait 45 s for each request, so three such calls fit well within this
 /// span.

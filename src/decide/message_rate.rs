@@ -3,9 +3,9 @@
 use model::time::Monotonic;
 use std::time::Duration;
 
-/// Messages that may come, or streams that may be opened, at once. An agent sends one message a second, and a network
-/// that stalls for half a minute then delivers 30 together. An agent whose streams break right after they open opens 32
-/// in about ten seconds.
+/// Maximum number of messages that may come, or of streams that may be opened, at once. An agent sends one message a
+/// second, and a network that stalls for half a minute then delivers 30 together. An agent whose streams break right
+/// after they open opens 32 in about ten seconds.
 const BURST: u32 = 32;
 /// Time after which one more message or opening is allowed. Two messages a second are twice as many as an agent sends,
 /// so changes of the phase can be sent as well. An opening costs the leader some 0.3 ms, most of it for the handshake

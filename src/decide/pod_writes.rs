@@ -22,7 +22,7 @@ pub const MAX_UNWRITTEN: usize = 4096;
 /// Upper bound on writes in flight, so that an API server that has come back does not get the writes for all pods of a
 /// node at once.
 pub const MAX_IN_FLIGHT: usize = 4;
-/// Backoff after the first failed try; it doubles with each further one.
+/// Backoff after the first failed try; it doubles with each further failure.
 const FIRST: Duration = Duration::from_secs(1);
 /// Upper bound of the backoff. It is short, so that an operator who has repaired something soon sees that it works.
 const LONGEST: Duration = Duration::from_secs(60);

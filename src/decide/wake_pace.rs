@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 /// Maximum number of wakes in any second. kube-scheduler places more than 30 pods a second in a cluster of 5,000 nodes, so it
-/// also gets to the pods that nobody woke.
+/// also gets to the pods that were not woken.
 pub(crate) const A_SECOND: usize = 20;
 /// First pause between two wakes of one pod.
 pub(crate) const FIRST: Duration = Duration::from_secs(10);

@@ -35,19 +35,19 @@ use tar::Archive;
 use tokio::time::timeout;
 use wire::described_pod::DescribedPod;
 
-/// Largest archive: what trackers of issues accept.
+/// Maximum size of the archive in bytes: what issue trackers accept.
 const MAX_BYTES: usize = 20 << 20;
-/// Room that is kept for the list of the contents.
+/// Bytes that are kept free for the list of the contents.
 const CONTENTS: usize = 256 << 10;
-/// Pods whose logs are read. Extenders and pods that are not ready come first.
+/// Maximum number of pods whose logs are read. Extenders and pods that are not ready come first.
 const MAX_LOGS: usize = 24;
-/// Lines of one log that are asked for, and the bytes of them that are kept: enough for lines of 500 bytes.
+/// Maximum lines of one log that are requested, and maximum bytes that are kept: enough for lines of 500 bytes.
 const LOG: (u32, usize) = (2000, 1 << 20);
 /// Time limits for one log and for all logs: pods that are not ready come first, and a dead node does not answer.
 const LOG_TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-/// Namespaces whose events are read.
+/// Maximum number of namespaces whose events are read.
 const MAX_NAMESPACES: usize = 8;
-/// Events of one namespace that are kept, the newest ones: a few hundred KiB.
+/// Maximum number of events of one namespace that are kept, the newest first: a few hundred KiB.
 const MAX_EVENTS: usize = 500;
 
 /// What goes into the bundle, besides the cluster.

@@ -20,14 +20,14 @@ use wire::described_node::{self, DescribedNode};
 use wire::described_pod::{self, DescribedPod};
 use wire::timestamp;
 
-/// Time limit for everything of one kind. The lists of the largest clusters take seconds.
+/// Time limit for reading all objects of one kind. The lists of the largest clusters take seconds.
 const WITHIN: Duration = Duration::from_secs(30);
-/// Nodes of one page: whole Nodes take 10 to 40 KiB each, most of it for their images, and a page has at most 16 MiB.
+/// Maximum number of Nodes in one page of at most 16 MiB: a whole Node takes 10 to 40 KiB, most of it for its images.
 const PAGE: u32 = 250;
-/// Pods of a component that are read, and events of one page.
+/// Maximum number of pods of a component that are read, and of events in one page.
 pub(crate) const MAX_LISTED: u32 = 500;
-/// Pages of events that are read. The API server keeps events for an hour; 10,000 in one namespace are more than an hour of a
-/// large cluster.
+/// Maximum number of pages of events. The API server keeps events for an hour; a large cluster has less than 10,000 in one
+/// namespace.
 const MAX_EVENT_PAGES: usize = 20;
 /// The labels that the chart gives to each of its pods.
 const LABELS: &str = "app.kubernetes.io/name=gpu-steward";

@@ -10,9 +10,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Time limit of one answer. The leader answers from memory.
+/// Time limit for one answer. The leader answers from memory.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Longest answer that is read: what a leader believes of 15,000 nodes takes 5 MB, and 1,000 decisions as much.
+/// Maximum size of an answer in bytes: what a leader believes of 15,000 nodes takes 5 MB, and 1,000 decisions as much.
 const MAX_ANSWER: usize = 16 << 20;
 
 /// A connection for requests, one after the other.

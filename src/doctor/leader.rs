@@ -25,7 +25,7 @@ const MAX_EXTENDERS: usize = 8;
 const PORT: u16 = 9444;
 /// Maximum number of characters of a refusal that are shown.
 const MAX_REFUSAL: usize = 400;
-/// What is read here, for a [`Blind`].
+/// What this module reads, for a [`Blind`].
 const WHAT: &str = "the leading extender";
 
 /// Where the leader is looked for.

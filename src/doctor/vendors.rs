@@ -12,7 +12,7 @@ const FIXED: [(&str, &str); 3] = [
 ];
 /// The start of the keys that end in the name of a chip. An unknown chip is named as it is.
 const BY_CHIP: &str = "hami.io/node-register-";
-/// Registers of one Node that are named: a Node has at most a few kinds of devices.
+/// Maximum number of registers of one Node that are named: a Node has at most a few kinds of devices.
 const MAX_NAMED: usize = 8;
 
 /// The vendors, other than NVIDIA, that have registered devices in these annotations.

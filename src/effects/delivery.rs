@@ -52,10 +52,10 @@ use std::sync::Arc;
 use wire::decode_error::DecodeError;
 use wire::{cdi, limits, ticket};
 
-/// Limit of entries of a folder in one sweep: more than ten times the number on the largest node.
+/// Maximum number of entries of a folder in one sweep: more than ten times the number on the largest node.
 const MAX_ENTRIES: usize = 65_536;
 
-/// Limit of folders of one pod: far more containers than any pod has.
+/// Maximum number of folders of one pod: far more containers than any pod has.
 const MAX_CONTAINERS: usize = 256;
 
 /// Writes the files of containers, for one node.

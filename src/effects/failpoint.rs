@@ -40,8 +40,8 @@ mod armed {
     use std::sync::Once;
     use std::time::Duration;
 
-    /// Long enough for a test to see the line and to send a signal, and shorter than any timeout of the kubelet's
-    /// calls.
+    /// How long a failpoint waits: enough for a test to see the line and to send a signal, and less than any timeout of
+    /// the kubelet's calls.
     const HOLD: Duration = Duration::from_secs(3);
 
     /// Called when the program reaches this failpoint.

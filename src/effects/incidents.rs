@@ -11,7 +11,7 @@ use std::io;
 use std::path::Path;
 use wire::incidents::{self, MAX_BYTES};
 
-/// In the state directory.
+/// The name of the file in the state directory.
 const FILE: &str = "incidents.json";
 /// An unreadable file is renamed to this, and replaces an older file of this name.
 const UNREADABLE: &str = "incidents.json.unreadable";

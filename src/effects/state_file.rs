@@ -17,9 +17,9 @@ use std::time::Duration;
 const MODE: u32 = 0o600;
 /// If the agent makes the state directory, no other user of the host may enter it.
 const FOLDER_MODE: u32 = 0o700;
-/// Writing takes milliseconds, so a temporary file of this age was left by a killed agent.
+/// A temporary file of this age was left by a killed agent, because writing takes milliseconds.
 const LEFT: Duration = Duration::from_secs(60);
-/// Limit of entries of the state directory that are searched for temporary files.
+/// Maximum number of entries of the state directory that are searched for temporary files.
 const MAX_ENTRIES: usize = 4096;
 
 /// One file in the state directory.

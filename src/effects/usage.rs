@@ -33,17 +33,17 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-/// Maximum of open `Watch` streams. A node has a handful of clients (a scheduler's plugin, a dashboard, people with
-/// `usage --watch`). Each stream costs one conversion a second, so 64 streams stay below 1 % of a core.
+/// Maximum number of open `Watch` streams. A node has a handful of clients (a scheduler's plugin, a dashboard, people
+/// with `usage --watch`). Each stream costs one conversion a second, so 64 streams stay below 1 % of a core.
 pub const MAX_STREAMS: usize = 64;
-/// Maximum of HTTP/2 streams on one connection: all `Watch` streams, and the same number of `Get` calls.
+/// Maximum number of HTTP/2 streams on one connection: all `Watch` streams, and the same number of `Get` calls.
 const STREAMS_A_CONNECTION: u32 = 128;
-/// Largest request message in bytes. `Get` and `Watch` requests are empty, so a larger message is neither of them.
+/// Largest request message in bytes. `Get` and `Watch` requests are empty, so a larger message is something else.
 const MAX_REQUEST: usize = 4096;
 /// Time between pings. A client that does not answer a ping is gone or stopped; its connection is cut after
 /// [`PING_EVERY`] plus [`PING_LIMIT`].
 const PING_EVERY: Duration = Duration::from_secs(30);
-/// Time to answer a ping, see [`PING_EVERY`].
+/// Time limit for the answer to a ping, see [`PING_EVERY`].
 const PING_LIMIT: Duration = Duration::from_secs(10);
 /// How long [`serve`] waits for open connections after a stop. The streams have already ended.
 const GRACE: Duration = Duration::from_millis(500);

@@ -33,7 +33,7 @@ pub(super) fn of(cluster: &LockedCluster, node: Option<&str>) -> Result<Believed
     }
 }
 
-/// Characters of a node's name in an answer: the longest that Kubernetes allows.
+/// Maximum number of characters of a node's name in an answer: Kubernetes' limit.
 const MAX_SHOWN: usize = 253;
 
 fn belief(node: &NodeClaims, with_devices: bool, now: Monotonic) -> BelievedNodeJson {

@@ -30,8 +30,8 @@ const REFRESH: Duration = Duration::from_secs(10 * 60);
 /// Shortest time between two reads of the keys: a client that sends invalid tokens must not cause a read for each of
 /// them.
 const AGAIN: Duration = Duration::from_secs(10);
-/// Callers that may wait for a read of the keys, which takes up to ten seconds. Each keeps the headers of its request, of
-/// 16 KiB at most, so together they take 4 MiB. Over HTTP/2, one connection could otherwise make 64 of them wait.
+/// Maximum number of callers that wait for a read of the keys, which takes up to ten seconds. Each keeps the headers of
+/// its request, at most 16 KiB, so all take 4 MiB. Over HTTP/2, one connection could otherwise make 64 of them wait.
 const MOST_WAITING: usize = 256;
 
 /// Upper bound for caching a token check. Real tokens expire within a day; the bound keeps a forged `exp` from

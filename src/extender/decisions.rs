@@ -7,11 +7,13 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use wire::api::decisions::{DecisionJson, DecisionVerb, DecisionsJson};
 
-/// Decisions that are kept: those of a few minutes. A decision with 20 nodes that fit and 20 that do not takes about 5 KiB.
+/// Maximum number of decisions that are kept, those of a few minutes. One with 20 nodes that fit and 20 that do not takes
+/// about 5 KiB.
 const KEPT: usize = 1_000;
-/// Nodes of one decision that are kept by name. A decision about 5,000 nodes would take half a MiB.
+/// Maximum number of fitting nodes, and of refused nodes, that are kept by name. A decision about 5,000 nodes would take
+/// half a MiB.
 pub(super) const NODES: usize = 20;
-/// Characters of a pod's name in an answer: those of a namespace and a name.
+/// Maximum number of characters of a pod's name in an answer: those of a namespace and a name.
 const SHOWN: usize = 320;
 
 /// One decision.

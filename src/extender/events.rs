@@ -21,13 +21,13 @@ use tokio_util::sync::CancellationToken;
 /// Maximum number of events that wait. kube-scheduler places several hundred pods a second, and each has two events. The API
 /// server usually accepts them as fast; the queue bridges the seconds in which it does not.
 const QUEUE: usize = 4096;
-/// Writes at the same time.
+/// Maximum number of writes at the same time.
 const AT_ONCE: usize = 8;
 /// Pause between two events of a pod with the same reason.
 const AGAIN: Duration = Duration::from_secs(60);
 /// Maximum number of events that are remembered. Beyond this number the oldest is forgotten, and its pod may get the next event
-/// early. A bound pod is forgotten, so the number covers the pods that wait: more than a cluster of 5,000 nodes has. Each takes
-/// about 150 bytes.
+/// early. A bound pod is forgotten, so the number covers the pods that wait: more than a cluster of 5,000 nodes has. An event
+/// takes about 150 bytes.
 const REMEMBERED: usize = 30_000;
 
 /// The reason of an event.

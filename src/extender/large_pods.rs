@@ -8,8 +8,8 @@ use model::pod::Pod;
 use std::collections::HashMap;
 use wire::placement::{self, BadPlacementRequest};
 
-/// Maximum number of pods that are known to be too large, which takes 10 MiB. Only a pod with more than 128 KiB of `managedFields`
-/// can be dangerous and look small in kube-scheduler's call, and etcd, which holds 8 GiB at most, has fewer of those.
+/// Maximum number of pods that are remembered as too large, which takes 10 MiB. Only a pod with more than 128 KiB of `managedFields`
+/// can be dangerous and look small in kube-scheduler's call, and etcd, which holds 8 GiB at most, has room for fewer such pods.
 const MOST: usize = 65_536;
 
 /// The pods that are too large, as far as the API server has shown them.

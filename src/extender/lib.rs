@@ -117,17 +117,17 @@ use waker::Waker;
 use watch_health::WatchHealth;
 use wire::resource::RequestRules;
 
-/// Workers of the Tokio runtime. A filter call for 5,000 nodes takes a worker for milliseconds; the election and the
+/// Number of workers of the Tokio runtime. A filter call for 5,000 nodes takes a worker for milliseconds; the election and the
 /// watches run beside it.
 const WORKERS: usize = 4;
-/// One sample of the heap for 512 KiB. A filter call for 5,000 nodes allocates more than that, and each sample walks a stack.
+/// A heap sample in 2^19 bytes (512 KiB): a filter call for 5,000 nodes allocates more, and each sample walks a stack.
 const HEAP_SAMPLES: usize = 19;
-/// Threads for blocking work: the resolver of names, and what scrapes show of the cluster.
+/// Maximum number of threads for blocking work: the resolver of names, and what scrapes show of the cluster.
 const BLOCKING: usize = 4;
-/// Calls to the API server about the Lease for which the renew deadline has time, even if none of them gets an answer.
+/// Number of calls about the Lease for which the renew deadline has time, even if no call gets an answer.
 const CALLS: u32 = 3;
-/// Open files in addition to the connections of agents: connections of kube-scheduler, watches and other calls to the
-/// API server, and files.
+/// Number of open files in addition to the connections of agents: connections of kube-scheduler, watches and other calls to the API
+/// server, and files.
 const OTHER_FILES: u64 = 512;
 
 /// Runs the extender until it must stop. `requests` says how the amounts in pods become requests. An error at the start goes

@@ -8,8 +8,8 @@ use model::time::Monotonic;
 use std::collections::{BTreeSet, HashMap};
 
 /// Maximum number of pods that are remembered, about 200 bytes each. Such a pod is a mistake of its owner, but a
-/// controller may create many. Beyond this number the oldest pod is forgotten; kube-scheduler places one pod after the
-/// other, so it is no longer needed.
+/// controller may create many. Beyond this number the oldest pod is forgotten: kube-scheduler places one pod after the
+/// other, and is done with it.
 const MOST: usize = 10_000;
 
 /// One such pod.

@@ -80,7 +80,7 @@ pub(super) enum PlantedMistake {
 
 #[cfg(test)]
 impl PlantedMistake {
-    /// All of them.
+    /// All mistakes.
     pub(super) const ALL: [PlantedMistake; 32] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,

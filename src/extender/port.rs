@@ -38,11 +38,11 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use wire::extender::{MAX_BINDING_ARGS, MAX_EXTENDER_ARGS};
 
-/// Time for a body. kube-scheduler waits 5 s for the whole answer.
+/// Time limit for reading a body. kube-scheduler waits 5 s for the whole answer.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// A longer body is large: names of 10,000 nodes take 200 KiB, and whole Nodes 10 KiB each.
+/// A body with more bytes is large: names of 10,000 nodes take 200 KiB, and whole Nodes 10 KiB each.
 const LARGE: u64 = 1 << 20;
-/// Large bodies that are in memory at once: kube-scheduler handles one pod after the other.
+/// Maximum number of large bodies in memory at once: kube-scheduler handles one pod after the other.
 const LARGE_AT_ONCE: usize = 4;
 /// The answer to a caller on another machine.
 const HERE: &str =
@@ -52,7 +52,7 @@ const HERE: &str =
 const PATHS: [&str; 7] =
     ["/healthz", "/readyz", "/leadz", "/metrics", "/metrics/hami", "/api/v1/decisions", "/api/v1/nodes"];
 
-/// The limits of the connections. kube-scheduler keeps one connection for its filter calls and one for each bind under way.
+/// The limits of connections. kube-scheduler keeps one connection for its filter calls and one for each bind under way.
 pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     connections: 512,
     newcomers: None,

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 /// Time limit for the leader's answer: kube-scheduler's own limit, less half a second for the network.
 const WITHIN: Duration = Duration::from_millis(4500);
-/// Maximum size of an answer. An answer with a reason for each of 15,000 nodes has 2 MiB.
+/// Maximum size of an answer in bytes. An answer with a reason for each of 15,000 nodes has 2 MiB.
 const MAX_ANSWER: usize = 16 << 20;
 /// Time between two pings, and time limit for the answer to a ping.
 const PING: Duration = Duration::from_secs(5);

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// Time between two lines about the missing readings of one node.
 const SAID_EVERY: Duration = Duration::from_secs(60);
-/// Upper bound on the nodes that are remembered for that: as many as a call of kube-scheduler may name.
+/// Maximum number of nodes whose last line is remembered: as many as a call of kube-scheduler may name.
 const MOST_NODES: usize = 15_000;
-/// Time in which one failed check is logged at the default level. Thousands of pods without room are tried again and again.
+/// At the default level, one failed check is logged in this time. Thousands of pods without room are tried again and again.
 const FAILED_EVERY: Duration = Duration::from_secs(1);
 
 /// What the check has found since the start, and what was said of it.

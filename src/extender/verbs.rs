@@ -19,13 +19,13 @@ use wire::api::decisions::DecisionVerb;
 use wire::extender::{self, ExtenderArgs, ExtenderPreemptionArgs, FailedNode, NodeVictims};
 use wire::{misspelt_key, placement};
 
-/// Refused nodes of one call of which `-v 4` shows a line each, and one for each GPU where the real-time check fails; the others are
-/// counted. They are enough to find the kinds of reasons, and at 100 calls a second they are as many lines as the log takes.
+/// Maximum number of refused nodes of one call that `-v 4` shows with a line each, and a line for each GPU that fails the real-time
+/// check; further nodes are counted. This shows the kinds of reasons, and at 100 calls a second the log takes no more lines.
 const LOGGED: usize = 100;
 /// Why a pod with gates has no node.
 const GATED: &str = "the pod has scheduling gates: no GPU is kept for it before they are removed";
 
-/// Refused nodes of one decision whose memory in use is explained by GPU.
+/// Maximum number of refused nodes of one decision whose memory in use is explained by GPU.
 const MEMORY_NODES: usize = 5;
 
 /// Answers the verbs of the leader.

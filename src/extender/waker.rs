@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Pause between two steps that follow each other. Each does a bounded amount of work, so wakes take at most about a tenth of a core,
 /// whatever pods wait.
 const STEP: Duration = Duration::from_millis(5);
-/// Longest time for a write if nothing else ends it. The room is kept no longer.
+/// Time limit for a write. The room is not kept any longer.
 const WITHIN: Duration = Duration::from_secs(5);
 
 /// Writes to the pods.

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 /// The first of the growing pauses after failures of a list or a watch.
 const FIRST: Duration = Duration::from_millis(500);
-/// The longest of these pauses. It is short, because the state of a leader without a watch gets old.
+/// The longest pause. It is short, because the state of a leader without a watch gets old.
 const LONGEST: Duration = Duration::from_secs(15);
 /// A leader is blind when a watch has not run for this time. A new list of the largest cluster, or a restart of the API server,
 /// takes less time.

@@ -6,11 +6,10 @@ use crate::unit::{Bytes, Count, Nanos};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// Upper bound on the pods and containers that are sampled. The kubelet's default limit is 110 pods per node, and the
-/// largest supported setup has about 500. 8,192 cgroups leave room for ten containers in each of them and take at most
-/// about 12 MiB.
+/// Upper bound on the pods and containers that are sampled. The kubelet's default limit is 110 pods per node, and the largest
+/// supported setup has about 500. 8,192 cgroups leave room for ten containers in each of 500 pods and take at most about 12 MiB.
 pub const MAX_CGROUPS: usize = 8192;
-/// Upper bound on the pods that are sampled beside these: as many as the agent keeps of the API server. Everyone who may create pods
+/// Upper bound on the pods that are sampled in addition: as many as the agent keeps of the API server. Anyone who may create pods
 /// can start many containers in each. While the cgroup of a pod is sampled, it is known that the pod runs.
 pub const MAX_POD_CGROUPS: usize = crate::pod::MAX_POD_OBJECTS;
 

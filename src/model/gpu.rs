@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Upper bound on the GPUs of one node: the largest HGX and PCIe hosts have 16, so there is a fourfold reserve.
 pub const MAX_GPUS: usize = 64;
-/// Upper bound on the MIG instances of one GPU: NVML never reports more than 7.
+/// Upper bound on the MIG instances of one GPU: NVML reports at most 7.
 pub const MAX_MIG: usize = 8;
 
 /// The facts about one GPU. They change only when hardware, driver or MIG layout change.

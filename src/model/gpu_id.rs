@@ -10,7 +10,7 @@ use crate::id::GpuUuid;
 use crate::nvidia;
 
 /// Upper bound on the beginnings of an id that may be UUIDs. A UUID has at most seven parts (`MIG-GPU-…`), so later
-/// beginnings are too long for one.
+/// beginnings are too long for a UUID.
 const MAX_BEGINNINGS: usize = 16;
 
 /// Whether a device id is that of a GPU or MIG instance, by its prefix.

@@ -26,7 +26,7 @@ pub enum PolicyGuard {
 }
 
 impl AdmissionPolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [AdmissionPolicy; 4] =
         [AdmissionPolicy::Nodes, AdmissionPolicy::Pods, AdmissionPolicy::Keys, AdmissionPolicy::Evictions];
 

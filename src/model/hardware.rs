@@ -144,7 +144,7 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// All of them.
+    /// All kinds of errors.
     pub const ALL: [LinkError; 8] = [
         LinkError::CrcFlit,
         LinkError::CrcData,

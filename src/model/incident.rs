@@ -43,7 +43,7 @@ pub struct GpuCondition {
     pub awaits_reset: bool,
 }
 
-/// What to do where the driver does not report when a GPU has recovered, as a sentence.
+/// A sentence: what to do, because the driver does not report when a GPU has recovered.
 pub const HOW_TO_CLEAR: &str = "The driver does not report when the GPU has recovered: it gets new containers again \
      after the agent has seen a reset of it, or after `gpu-steward clear-incident UUID`.";
 

@@ -48,9 +48,9 @@ pub const GPU_UUID: &str = "GPU-";
 pub const MIG_UUID: &str = "MIG-";
 /// Path of the device node of a GPU, without its number.
 pub const DEVICE_NODE: &str = "/dev/nvidia";
-/// The same in the folder of device nodes, and in DCGM's metrics.
+/// Name of the device node of a GPU, without its number, in the folder of device nodes and in DCGM's metrics.
 pub const DEVICE_NODE_NAME: &str = "nvidia";
-/// Names of the device nodes that every container with a GPU opens in addition to the one of its GPU.
+/// Names of the device nodes that every container with a GPU opens in addition to the device node of its GPU.
 pub const SHARED_NODE_NAMES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
 /// Folder of the device nodes of MIG instances.
 pub const CAPABILITY_NODES: &str = "/dev/nvidia-caps/";
@@ -97,7 +97,7 @@ pub const LABEL_REPLICAS: &str = "nvidia.com/gpu.replicas";
 pub const LABEL_SHARING: &str = "nvidia.com/gpu.sharing-strategy";
 /// Whether at least one GPU supports MIG.
 pub const LABEL_MIG_CAPABLE: &str = "nvidia.com/mig.capable";
-/// MIG strategy, where a GPU is in MIG mode.
+/// MIG strategy, if a GPU is in MIG mode.
 pub const LABEL_MIG_STRATEGY: &str = "nvidia.com/mig.strategy";
 /// Driver version.
 pub const LABEL_DRIVER: &str = "nvidia.com/cuda.driver-version.full";

@@ -25,33 +25,33 @@ pub struct ImplausibleValue {
     pub value: f64,
 }
 
-/// Shares of a whole.
+/// A share of a whole: at most 1.
 const ALL: f64 = 1.0;
 /// The profiling unit divides two counters that are read one after the other, so a busy GPU can show a little more than
-/// all; its reader caps that to all.
+/// 1; its reader caps the value to 1.
 const ALL_COUNTED: f64 = 1.01;
 /// Upper bound on the power of a GPU: GB200, with its processor the hungriest module on the market, draws 2.7 kW.
 pub const MOST_WATTS: u64 = 5_000;
 #[expect(clippy::cast_precision_loss, reason = "a small number")]
 const WATTS: f64 = MOST_WATTS as f64;
-/// No multiprocessor runs at more than 3.1 GHz.
+/// 10 GHz: no multiprocessor runs at more than 3.1 GHz.
 const SM_HERTZ: f64 = 10e9;
-/// NVML reports half of the data rate: 14 GHz for GDDR7.
+/// 50 GHz: NVML reports half of the data rate, 14 GHz for GDDR7.
 const MEMORY_HERTZ: f64 = 50e9;
-/// Chips switch themselves off below 120 degrees, and NVML reports none below zero.
+/// 150 degrees: chips switch themselves off below 120 degrees, and NVML reports no temperature below zero.
 const CELSIUS: f64 = 150.0;
-/// PCIe 7 with 16 lanes carries 242 GB/s each way; the link between Grace and its GPU 450 GB/s.
+/// 1 TB/s: PCIe 7 with 16 lanes carries 242 GB/s each way; the link between Grace and its GPU 450 GB/s.
 const PCIE_BYTES_PER_SECOND: f64 = 1e12;
-/// NVLink 5 carries 900 GB/s each way, all links of a GPU together.
+/// 10 TB/s: all NVLink 5 links of a GPU together carry 900 GB/s each way.
 const NVLINK_BYTES_PER_SECOND: f64 = 1e13;
-/// The newest standard is PCIe 7.
+/// 8: the newest standard is PCIe 7.
 const PCIE_GENERATION: f64 = 8.0;
-/// The standard's widest link.
+/// 32 lanes: the standard's widest link.
 const PCIE_WIDTH: f64 = 32.0;
-/// The largest GPUs have 0.3 TB, and a machine that shares its memory with a GPU a few TB.
+/// 16 TiB: the largest GPUs have 0.3 TB, and a machine that shares its memory with a GPU has a few TB.
 const MEMORY_BYTES: f64 = 17_592_186_044_416.0;
-/// A counter of 32 bits with all bits set means "not known", as does one of 64 bits. No error was ever counted 2^53
-/// times.
+/// A counter of 32 bits with all bits set means "not known", and so does a counter of 64 bits. No error was ever
+/// counted 2^53 times.
 const COUNT_32: f64 = 4_294_967_294.0;
 const COUNT_64: f64 = 9_007_199_254_740_992.0;
 /// Seconds and joules of a century at full power.

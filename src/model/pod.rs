@@ -8,28 +8,26 @@ use std::sync::Arc;
 /// Upper bound on the pods of one node. The kubelet's default limit is 110, and the largest supported setup has about
 /// 500. Pods that have ended stay at the API server until they are deleted, so there is room for as many again.
 pub const MAX_POD_OBJECTS: usize = 1024;
-/// Upper bound on those pods of one node that request GPUs while nothing shows that they get any: no scheduler has given them a
-/// claim, and the kubelet has not begun with them. The kubelet begins within seconds with all pods that it admits. So this is twice
-/// its default limit, for a node that fills up at once. Everyone who may create pods can create any number of them.
+/// Upper bound on the pods of one node that request GPUs but may get none: no scheduler has given them a claim, and the kubelet has
+/// not begun with them. Anyone who may create pods can create any number of such pods. The kubelet begins within seconds with all
+/// pods that it admits, so this is about twice its default limit, for a node that fills up at once.
 pub const MAX_UNPROVEN_PODS: usize = 256;
-/// Upper bound on the pods of one node that are counted beyond these bounds, and whose UIDs are known: 16 times as many as are kept,
-/// which take 2 MiB.
+/// Upper bound on the pods of one node that are not kept but counted by UID: 16 times as many as are kept, which take 2 MiB.
 pub const MAX_LEFT_OUT_PODS: usize = 16 * MAX_POD_OBJECTS;
 /// Upper bound on the pods of a cluster: twice the number that Kubernetes supports, because pods that have ended count too.
 pub const MAX_CLUSTER_PODS: usize = 300_000;
 /// Upper bound on the containers of one pod: an object of 1.5 MiB could name thousands, but the kubelet starts dozens.
 pub const MAX_CONTAINERS: usize = 128;
-/// Upper bound on the size of one pod's kept annotations together, keys included, and [`ANNOTATION_BYTES`] for each of
-/// them. The longest annotation that is needed
-/// lists 16 GPUs for each of several containers: about 4 KiB, and a pod has three of that kind. The API server allows
-/// 256 KiB, and a node full of such pods must not fill the agent's memory.
+/// Upper bound in bytes on all kept annotations of one pod: keys, values, and [`ANNOTATION_BYTES`] for each annotation. The longest
+/// annotation that is needed lists 16 GPUs for each of several containers: about 4 KiB, and a pod has three such annotations. The API
+/// server allows 256 KiB, and a node full of such pods must not fill the agent's memory.
 pub const MAX_ANNOTATIONS: usize = 16 * 1024;
 /// Bytes of memory that a kept annotation takes beside its texts: two pointers with lengths, and the counts of two shared texts.
 pub const ANNOTATION_BYTES: usize = 64;
 /// Upper bound on the extended resources of one container: HAMi has five, MIG a dozen profiles.
 pub const MAX_RESOURCES: usize = 32;
 
-/// Upper bound on the pod labels that an operator can show: each is one more series for each pod.
+/// Upper bound on the pod labels that an operator can show: each adds a series for each pod.
 pub const MAX_LABEL_KEYS: usize = 16;
 
 /// The label keys that are kept of each pod, ordered, at most [`MAX_LABEL_KEYS`].

@@ -8,7 +8,7 @@ use crate::request::ContainerRequest;
 use std::sync::Arc;
 
 /// Upper bound on the memory of the pods of one node: a quarter of the memory limit of an agent in the chart, because there are two
-/// copies while a list is read. It has room for 64 KiB of each pod; an ordinary one takes some KiB.
+/// copies while a list is read. Each pod may take 64 KiB; an ordinary pod takes some KiB.
 pub const MAX_NODE_PODS_BYTES: usize = 64 << 20;
 /// Upper bound on the memory of the pods of a cluster. While a list is read there are two copies, so this leaves 224 MiB of an
 /// extender's memory limit in the chart (512 MiB). With 5,000 streams and 50,000 claims a whole extender, these pods included, takes
@@ -20,7 +20,7 @@ pub const MAX_CLUSTER_PODS_BYTES: usize = 144 << 20;
 /// filter or are nominated are the first to be forgotten.
 pub const MAX_WAITING_REQUEST_BYTES: usize = 4096;
 
-/// Bytes of a text beside its characters: the two counts of an `Arc`, and what an allocator rounds up.
+/// Bytes of a text in addition to its characters: the two counts of an `Arc`, and the allocator's rounding.
 const TEXT: usize = 24;
 
 impl Pod {

@@ -72,7 +72,7 @@ pub enum Absence {
 }
 
 impl Absence {
-    /// All reasons without a number of their own.
+    /// All reasons that carry no number.
     const PLAIN: [Absence; 26] = [
         Absence::NotYet,
         Absence::NotSupported,

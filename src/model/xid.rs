@@ -70,7 +70,7 @@ const LAST: u32 = 172;
 /// The catalogue prescribes a reset, although an application alone can cause this error.
 const CONTEXT_SWITCH_TIMEOUT: u32 = 109;
 
-/// Errors of NVLink 5. Each kind of them has variants that the hardware corrects.
+/// Errors of NVLink 5. Each kind has variants that the hardware corrects.
 const NVLINK_5: std::ops::RangeInclusive<u32> = 144..=150;
 
 /// The entry of a code; `None` for a number that is not in the catalogue.

@@ -19,11 +19,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Limit of copied stack bytes. The frames of deep call chains of a Tokio server take less than half of it.
+/// Maximum number of stack bytes that are copied. The frames of deep call chains of a Tokio server take less than half.
 pub(crate) const STACK_BYTES: usize = 64 << 10;
 
-/// Slots for the samples between two reads: 64 samples in 10 ms mean 64 busy cores. The slots take 4 MiB of address
-/// space; only profiles touch it, and only the parts that they need.
+/// Number of slots for the samples between two reads: 64 samples in 10 ms mean 64 busy cores. The slots take 4 MiB of
+/// address space; only profiles touch it, and only the parts that they need.
 const SLOTS: usize = 64;
 
 /// Time limit for a thread's answer. On a busy node an interrupted thread was seen to wait for a processor for more

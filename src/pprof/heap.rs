@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tikv_jemalloc_ctl::raw;
 
-/// Limit of a dump: 100,000 stacks of depth 60 are about 110 MiB, a real dump is about 1 MiB.
+/// Maximum size of a dump in bytes: 100,000 stacks of depth 60 are about 110 MiB, a real dump is about 1 MiB.
 const MAX_DUMP: u64 = 128 << 20;
 
 /// Functions of the allocator. Every stack ends in them. The reader hides them and everything that they call.

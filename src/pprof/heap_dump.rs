@@ -16,7 +16,7 @@ use std::collections::HashMap;
 /// Maximum number of stacks in one dump; a program of 20 MiB has a few hundred to a few thousand.
 pub(crate) const MAX_STACKS: usize = 100_000;
 
-/// Deepest stack; jemalloc itself stops at 128.
+/// Maximum depth of a stack; jemalloc itself stops at 128.
 pub(crate) const MAX_DEPTH: usize = 256;
 
 /// A dump.

@@ -4,7 +4,7 @@ use crate::order::Module;
 use findshlibs::{Segment, SharedLibrary, TargetSharedLibrary};
 use std::fmt::Write;
 
-/// Limit of files; a usual program has about ten (libc, libgcc and the libraries that it loads).
+/// Maximum number of files; a usual program has about ten (libc, libgcc and the libraries that it loads).
 const MAX_MODULES: usize = 1_000;
 
 /// The program itself first, then each shared library. A part without a file (the kernel's own page) has its name only.

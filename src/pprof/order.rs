@@ -8,7 +8,7 @@ use std::io::{self, Read};
 /// [`run_child`](crate::run_child).
 pub const SUBCOMMAND: &str = "symbolize";
 
-/// Limit of one order: a snapshot has at most 64 KiB of stack, a list of 1,000 modules about 150 KiB.
+/// Maximum size of an order in bytes: a snapshot has at most 64 KiB of stack, a list of 1,000 modules about 150 KiB.
 const MAX_ORDER: u64 = 1 << 20;
 
 /// One message to the child.

@@ -12,8 +12,8 @@ use prost::Message;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-/// Limit of distinct stacks; samples of further stacks are counted as [`LEFT_OUT`]. A busy minute of a Tokio server has
-/// a few thousand stacks. 50,000 stacks of depth 60 take about 30 MiB in the child.
+/// Maximum number of distinct stacks; samples of further stacks are counted as [`LEFT_OUT`]. A busy minute of a Tokio
+/// server has a few thousand stacks. 50,000 stacks of depth 60 take about 30 MiB in the child.
 const MAX_STACKS: usize = 50_000;
 
 /// The name of the stack that gets the samples of all stacks beyond the limit.

@@ -24,18 +24,18 @@ use tokio::sync::{Semaphore, oneshot};
 
 /// How long a CPU profile waits for a thread profile to free the sampler before it is refused.
 const THREADS_TAKE: Duration = Duration::from_secs(2);
-/// Default length of a CPU profile, as in Go.
+/// Default length of a CPU profile in seconds, as in Go.
 const DEFAULT_SECONDS: u64 = 30;
 
-/// Limit of a profile's length: the child gets a snapshot for each 10 ms of processor time, and keeps its counts in
-/// memory until the end.
+/// Maximum length of a profile in seconds: the child gets a snapshot for each 10 ms of processor time, and keeps its
+/// counts in memory until the end.
 const MAX_SECONDS: u64 = 300;
 
-/// Limit of children for heap, threads and symbols at the same time; each may need 100 MiB to read the line tables. A
-/// CPU profile has one more child.
+/// Maximum number of children for heap, threads and symbols at the same time; each may need 100 MiB to read the line
+/// tables. A CPU profile has a child of its own.
 const CHILDREN: usize = 2;
 
-/// Largest request body: 10,000 addresses of 19 bytes for `symbol`.
+/// Maximum size of a request body in bytes: 10,000 addresses of 19 bytes for `symbol`.
 const MAX_BODY: usize = 256 << 10;
 
 const INDEX: &str = include_str!("index.html");

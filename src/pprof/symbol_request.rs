@@ -1,6 +1,6 @@
 //! Parses the body of a `symbol` request: hexadecimal addresses joined by `+`, as Go's client sends them.
 
-/// Limit of addresses in one request; the client sends a few thousand at most.
+/// Maximum number of addresses in one request; the client sends a few thousand at most.
 pub(crate) const MAX_SYMBOLS: usize = 10_000;
 
 /// The addresses, at most [`MAX_SYMBOLS`]. A word that is not a number is skipped, as in Go.

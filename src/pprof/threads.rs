@@ -20,7 +20,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Limit of threads; a Tokio server has about twenty.
+/// Maximum number of threads; a Tokio server has about twenty.
 const MAX_THREADS: usize = 1_024;
 
 /// A thread profile interrupts threads for this long, and copies the stacks of the remaining threads from outside. Ten

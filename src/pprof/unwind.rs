@@ -10,7 +10,7 @@ use object::{Object, ObjectSection, ReadCache};
 use std::fs::File;
 use std::ops::Range;
 
-/// Limit of the stack depth; a deeper stack loses its roots.
+/// Maximum depth of a stack; a deeper stack loses its roots.
 const MAX_DEPTH: usize = 512;
 
 type Native = UnwinderNative<Vec<u8>, MayAllocateDuringUnwind>;

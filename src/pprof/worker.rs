@@ -12,11 +12,11 @@ use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Limit of the time without any progress of the child: reading the line tables of an unoptimised build took 6 s on a
-/// two-core machine that was busy building.
+/// Time limit without any progress of the child: reading the line tables of an unoptimised build took 6 s on a two-core
+/// machine that was busy building.
 const PROGRESS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Limit of an answer; a profile of 50,000 stacks is about 3 MiB.
+/// Maximum size of an answer in bytes; a profile of 50,000 stacks has about 3 MiB.
 const MAX_ANSWER: usize = 64 << 20;
 
 /// A running child. Dropping it kills the child.

@@ -50,7 +50,7 @@ const BODY: BodyLimits = BodyLimits { bytes: 256 << 10, time: Duration::from_sec
 /// The page at `/`.
 const INDEX: &str = "<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a>\
                      <li>profiles are off: start the program with --profiling</ul>\n";
-/// The same with `--profiling`.
+/// The page at `/` with `--profiling`.
 const INDEX_WITH_PROFILES: &str = "<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a>\
                                    <li><a href=\"/debug/pprof/\">/debug/pprof/</a></ul>\n";
 

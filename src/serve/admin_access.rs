@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Longest token file that is read. A token is one line.
+/// Maximum bytes of a token file that are read. A token is one line.
 const MAX_TOKEN: u64 = 4096;
 
 /// The address of the admin port, and what its callers must show.

@@ -22,19 +22,19 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// New readers get a copy for this long. Together with the time to make it, its content is at most a second old.
+/// How long new readers get a copy. With the time that the copy takes to make, its content is at most a second old.
 const FRESH: Duration = Duration::from_millis(800);
-/// Most bytes of all copies in memory, if there are more than [`LEAST`] copies. With 1,000 nodes of 8 GPUs a copy has 8
+/// Maximum bytes of all copies in memory, if there are more than [`LEAST`] copies. With 1,000 nodes of 8 GPUs a copy has 8
 /// MiB, so two copies of both kinds stay.
 const KEPT: usize = 32 << 20;
-/// This number of the newest copies stays in memory, whatever their size. So even if two kinds are requested
-/// alternately, a reader has at least [`FRESH`] before its copy is taken away. With 5,000 nodes and 50,000 claims a copy
-/// has 60 MiB. The extender then takes 210 MiB itself and may take 512 MiB: it has room for two copies and for the one
-/// that is being made, and not for five.
+/// This number of the newest copies stays in memory, whatever their size. So even if two kinds are requested alternately, a
+/// reader has at least [`FRESH`] before its copy is taken away. With 5,000 nodes and 50,000 claims a copy has 60 MiB. The
+/// extender then takes 210 MiB itself and may take 512 MiB: it has room for two copies and a copy that is being made, and
+/// not for five.
 const LEAST: usize = 2;
-/// Bytes of one piece. Every reader may hold one piece, and hyper's buffer holds as much again.
+/// Bytes of a piece. Every reader may hold a piece, and hyper's buffer holds as much again.
 const PIECE: usize = 16 << 10;
-/// Time for a reader to take the whole answer. Prometheus gives up after 10 s by default.
+/// Time limit for a reader to take the whole answer. Prometheus gives up after 10 s by default.
 const WITHIN: Duration = Duration::from_secs(30);
 
 /// The copies of one answer of the kinds `K`, such as text formats.

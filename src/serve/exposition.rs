@@ -24,8 +24,8 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
 
-/// Longest label value in bytes. cgroup paths of nested systemd slices reach about 300, image references about 350. A
-/// longer value is cut and ends in a hash, so that two long values stay different.
+/// Maximum size of a label value in bytes. cgroup paths of nested systemd slices reach about 300, image references
+/// about 350. A longer value is cut and ends in a hash, so that two long values stay different.
 pub const MAX_LABEL_VALUE: usize = 512;
 
 /// The text format.

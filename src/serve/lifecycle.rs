@@ -23,7 +23,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-/// The stack size of a worker. Only the pages that it touches cost memory.
+/// The stack size of a worker, in bytes. Only the pages that a worker touches cost memory.
 const STACK: usize = 1024 * 1024;
 /// The part of the drain timeout that is reserved for the tasks that drain last.
 const RESERVED: Duration = Duration::from_millis(500);

@@ -45,17 +45,17 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections that may wait to be accepted. After a leader change 5,000 agents connect within half a second, and an
-/// agent that finds the queue full tries again only after a second or more. Most kernels allow 4,096.
+/// Maximum number of connections that wait to be accepted. After a leader change 5,000 agents connect within half a
+/// second, and an agent that finds the queue full tries again only after a second or more. Most kernels allow 4,096.
 const QUEUE: i32 = 4096;
 /// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Time between two checks of whether the next connection may be accepted, while the newest ones still show who they
-/// are. The extender checks 18 tokens in this time (0.28 ms each).
+/// Time between two checks of whether the next connection may be accepted, while the newest connections still show who
+/// they are. The extender checks 18 tokens in this time (0.28 ms each).
 const CROWDED_PAUSE: Duration = Duration::from_millis(5);
 /// The errors of a process, or of a machine, that has reached its limit of open files.
 const FILE_LIMITS: [Errno; 2] = [Errno::MFILE, Errno::NFILE];
-/// Time between two log lines about that limit: each accept fails until files are closed.
+/// Time between two log lines about this limit: each accept fails until files are closed.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// The answer to a connection over the limit when no other connection may be closed for it. If clients expect TLS, the
 /// connection is closed without an answer.

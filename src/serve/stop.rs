@@ -25,7 +25,7 @@ pub enum StopRequest {
     Realtime,
 }
 
-/// Requests in the queue. A person sends one at a time; of a burst, eight are enough, and the rest is dropped.
+/// Maximum number of queued requests; further requests of a burst are dropped. A person sends one at a time.
 const QUEUE: usize = 8;
 
 /// One stop request may come as two signals: `timeout` of coreutils sends one to its child and one to the whole group.

@@ -5,7 +5,7 @@ use crate::cgroup::members::members;
 use crate::kernel_file::KernelFileReader;
 use crate::roots::{HostRoots, part};
 
-/// Limit of the processes that are read in one container. The first process has existed since the container started.
+/// Maximum number of processes that are read in one container; its first process exists since the start.
 const MAX_PROCESSES: usize = 16;
 
 /// Files that the kubelet and the runtime mount in each container, unless its pod mounts something else there. A

@@ -4,7 +4,7 @@ use model::id::BootId;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// A UUID and a line end fit easily.
+/// Maximum bytes that are read: enough for a UUID and a line end.
 const MAX_BYTES: u64 = 64;
 
 /// Reads `sys/kernel/random/boot_id` below `/proc`: it is the same in every container of the machine, and differs after

@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
-/// The longest file that is read: `/proc/stat` of 1,024 processors is about 400 KiB, `cgroup.procs` of 100,000
-/// processes 700 KiB. A longer file is refused.
+/// Maximum size in bytes of a file that is read: `/proc/stat` of 1,024 processors is about 400 KiB, `cgroup.procs` of
+/// 100,000 processes 700 KiB. A longer file is refused.
 pub const MAX_FILE: usize = 1 << 20;
-/// Initial size of the buffer: more than any file that is read every second.
+/// Initial size of the buffer in bytes: more than any file that is read every second.
 const FIRST: usize = 16 << 10;
 /// From a file of many records the kernel returns as many as fit into a page (`seq_read_iter`, fs/seq_file.c). So if no
 /// record is longer than half a page, a first read that returns less than half a page is the whole file.

@@ -20,9 +20,9 @@ use wire::kernel_log::{KernelError, KernelMessages};
 
 /// The value that selects the system call instead of a path.
 const SYSLOG: &str = "syslog";
-/// The kernel never makes a longer record (`CONSOLE_EXT_LOG_MAX`), and refuses a smaller buffer with `EINVAL`.
+/// Bytes of the buffer. The kernel makes no longer record (`CONSOLE_EXT_LOG_MAX`); a smaller buffer gets `EINVAL`.
 const RECORD: usize = 8192;
-/// The longest wait, which is the delay until a stop is noticed.
+/// Longest wait for a record, which is the delay until a stop is noticed.
 const WAIT: Duration = Duration::from_millis(500);
 /// A plain file (or a pipe without a writer) is always "readable"; reading it five times a second costs almost nothing.
 /// After a pause of this length, a message has no further lines.

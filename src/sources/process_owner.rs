@@ -36,7 +36,7 @@ use wire::proc_file::{CgroupMembership, memberships};
 
 /// Maximum number of ancestors that are looked at: below a container's own init there are a shell or two and a supervisor.
 const MAX_ANCESTORS: usize = 16;
-/// Attempts for one PID. An attempt fails only if the PID is reused between two reads.
+/// Maximum number of attempts for one PID. An attempt fails only if the PID is reused between two reads.
 const MAX_ATTEMPTS: usize = 3;
 /// How long the result of a walk over `cgroup.procs` is used.
 const KEPT: Duration = Duration::from_secs(1);

@@ -24,9 +24,9 @@ use std::sync::Arc;
 use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{Notify, mpsc};
 
-/// Maximum number of samples that may wait. The owner takes one within microseconds. Sixteen GPUs report two samples
-/// each a second and the sampler four, so 256 are about seven seconds of a stalled owner. After that a new sample is
-/// dropped and counted; the next one is newer anyway.
+/// Maximum number of samples that may wait. The owner takes a sample within microseconds. Sixteen GPUs report two
+/// samples each a second and the sampler four, so 256 are about seven seconds of a stalled owner. After that a new
+/// sample is dropped and counted; the next sample is newer anyway.
 pub const QUEUE: usize = 256;
 /// Maximum number of events that may wait. A GPU that fails reports some tens of errors, so this is every GPU of a
 /// machine failing twice while the owner is stalled. The list also holds one fact of each kind, GPU and source.
@@ -38,8 +38,8 @@ const GPU_SAMPLES: usize = 16 * 60;
 /// node.
 const CGROUP_READINGS: usize = 330 * 30;
 const _: () = assert!(CGROUP_READINGS >= MAX_CGROUPS + MAX_POD_CGROUPS, "a whole pass has room");
-/// Both bounds in bytes, without what the readings point to: a subscriber that never reads must not double the memory
-/// of the agent.
+/// Both bounds in bytes, without the data behind the readings' pointers: a subscriber that never reads must not double
+/// the memory of the agent.
 const _: () = assert!(CGROUP_READINGS * size_of::<CgroupReport>() <= 8 << 20);
 const _: () = assert!(GPU_SAMPLES * size_of::<GpuSample>() <= 4 << 20);
 

@@ -15,11 +15,11 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// A running plugin answers in milliseconds; the socket of an ended one refuses at once.
+/// Time limit for a response. A running plugin answers in milliseconds; after its end, the socket refuses at once.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Limit of files that are read in a folder; a node has a handful of plugins.
+/// Maximum number of files of a folder that are read; a node has a handful of plugins.
 const MAX_SOCKETS: usize = 64;
-/// Largest list of a plugin: the kubelet's own limit, so a plugin with a longer list does not work.
+/// Maximum size of a plugin's list in bytes: the kubelet's own limit, so a plugin with a longer list does not work.
 const MAX_LIST: usize = 4 << 20;
 /// The kubelet's own socket in the folder of device plugins.
 const KUBELET: &str = "kubelet.sock";

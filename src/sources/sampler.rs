@@ -44,12 +44,12 @@ pub struct Settings {
     pub slow_period: Duration,
 }
 
-/// Limit of errors that are reported in one pass. At most 4,096 events of all sources can wait, and thousands of bad
-/// files must not take the place of other events.
+/// Maximum number of errors that are reported in one pass. At most 4,096 events of all sources can wait, and thousands
+/// of bad files must not take the place of other events.
 const ERRORS_A_PASS: u32 = 16;
-/// The shortest period: with a shorter one, a pass over a full node does not end in time.
+/// The shortest period: a pass over a full node does not end in a shorter period.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// Open files left to the rest of the agent: connections, devices, state.
+/// Number of open files left to the rest of the agent: connections, devices, state.
 const OTHER_FILES: u64 = 2048;
 /// Maximum number of files that are kept open: two for each possible cgroup.
 const MOST_FILES: u64 = 2 * (MAX_CGROUPS + MAX_POD_CGROUPS) as u64;

@@ -33,7 +33,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// Possible numbers of GPUs: up to as many as the largest hosts have.
+/// Possible numbers of GPUs; the largest hosts have 16.
 pub const COUNT: RangeInclusive<u32> = 1..=16;
 
 /// Longest sleep of the thread, which is the delay until a stop is noticed: far below the 5 s in which the agent must

@@ -28,7 +28,7 @@ use tonic::{Code, Status};
 
 /// The setting with the path of the agent's socket.
 pub(crate) const SOCKET: &str = "usage-socket";
-/// Timeout of an answer. An agent answers in milliseconds; on a machine that swaps it may take a second.
+/// Time limit for an answer. An agent answers in milliseconds; on a machine that swaps it may take a second.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Maximum time between two states of a stream: three times the agent's longest interval of ten seconds.
 const SILENCE: Duration = Duration::from_secs(30);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// The version of the format.
 pub const VERSION: u32 = 1;
-/// Longest text from the leader that an agent accepts, in bytes: a sentence.
+/// Maximum size in bytes of a text from the leader: a sentence.
 const MAX_TEXT: usize = 1024;
 
 /// Why a message is not accepted.

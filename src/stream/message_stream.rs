@@ -11,12 +11,12 @@ use prost::Message;
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Largest message in bytes. A message about 1,024 pods, with the UUIDs of the GPUs that they use, has about 150 KiB.
+/// Maximum bytes of a message. A message about 1,024 pods, with the UUIDs of the GPUs that they use, has about 150 KiB.
 pub const MAX_MESSAGE: usize = 256 << 10;
 /// When a connection closes, at most this many bytes are read and discarded. This is about what the socket buffers of
 /// both sides hold.
 const MAX_REST: usize = 1 << 20;
-/// Bytes that one read takes at most.
+/// Maximum bytes that one read takes.
 const STEP: usize = 4 << 10;
 
 /// A connection with messages in both directions.

@@ -15,11 +15,11 @@ pub use model::nvidia::{
     USE_TYPES, USE_UUIDS,
 };
 
-/// Kubernetes limits all annotations of one object together to this many bytes, so no single value is longer.
+/// Maximum size of a value in bytes: Kubernetes' limit for all annotations of one object together.
 pub const MAX_ANNOTATION: usize = 256 * 1024;
 
-/// Room for all annotations that the program may write on one pod: the claim twice, with the longest names of a node and a Lease,
-/// and the marks that come later. A pod with less room is not bound: the API server does not check the annotations of a Binding,
+/// Bytes of all annotations that the program may write on one pod: the claim twice, with the longest names of a node and a Lease,
+/// and the marks that come later. A pod without this room is not bound: the API server does not check the annotations of a Binding,
 /// and refuses all later writes to a pod that has too many, even writes of its status.
 pub const ROOM: usize = MAX_ANNOTATIONS;
 
@@ -59,7 +59,7 @@ pub const REALTIME_CHECK: &str = "hami.io/enable-realtime-check";
 /// Pod: the reason why a controller should evict it, for example because it can never start on this node.
 pub const EVICT: &str = "gpu-steward.io/evict";
 
-/// Pod: the program that made its claim, where that was not a scheduler.
+/// Pod: the program that made its claim, if it was not a scheduler.
 pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
 /// Value of [`PLACED_BY`] on a pod whose claim the agent made.
 pub const PLACED_BY_AGENT: &str = "agent";

@@ -13,9 +13,9 @@ use model::assumed::AssumedDevice;
 use serde_json::Value;
 use std::fmt::Write;
 
-/// Maximum size. A node with 16 GPUs needs 1.5 KiB; one with 112 MIG instances would need more than this.
+/// Maximum size in bytes. A node with 16 GPUs needs 1.5 KiB; a node with 112 MIG instances would need more than this.
 pub const MAX_ASSUMED: usize = 8 * 1024;
-/// Room for the end of the text.
+/// Bytes that are kept free for the end of the text.
 const END: usize = 32;
 
 /// Writes the annotation's value; `None` if nothing is taken, so that the Node needs none.

@@ -19,7 +19,7 @@ const SECRET: &str = "Secret";
 const CONFIG_MAP: &str = "ConfigMap";
 /// The key of the bundle in the ConfigMap.
 const BUNDLE: &str = "ca.crt";
-/// Longest value that is read: a certificate has 1 KiB.
+/// Maximum size of a value that is read, in bytes: a certificate has 1 KiB.
 const MAX_VALUE: usize = 64 << 10;
 
 /// An object and what it holds.

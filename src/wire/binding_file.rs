@@ -8,7 +8,7 @@
 use crate::decode_error::{DecodeError, shown};
 use model::cdi_support::CdiSupport;
 
-/// Maximum size: a word, and the name and version of a runtime.
+/// Maximum size in bytes: a word, and the name and version of a runtime.
 pub const MAX_BYTES: usize = 1024;
 /// Name of the file in the state directory, and in errors.
 pub const FILE: &str = "binding";

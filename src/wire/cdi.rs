@@ -35,7 +35,7 @@ pub use version::CdiVersion;
 use crate::decode_error::DecodeError;
 use serde_json::Value;
 
-/// Maximum size of a CDI spec: nvidia-ctk writes about 30 KiB for 8 GPUs.
+/// Maximum size of a CDI spec in bytes: nvidia-ctk writes about 30 KiB for 8 GPUs.
 pub const MAX_BYTES: usize = 4 << 20;
 /// Name of the file in errors.
 const KEY: &str = "CDI spec";

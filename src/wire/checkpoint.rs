@@ -31,7 +31,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Maximum size: 65,536 devices of 63 characters, twice, are 9 MiB, and answers to `Allocate` are small.
+/// Maximum size in bytes: 65,536 devices of 63 characters, twice, are 9 MiB, and answers to `Allocate` are small.
 pub const MAX_BYTES: usize = 32 << 20;
 /// Maximum number of device ids of all containers: 16 GPUs with 100 slots each, forty times over for other plugins'
 /// devices.

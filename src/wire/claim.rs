@@ -23,13 +23,13 @@ use model::nvidia::VENDOR;
 use model::pod::MAX_ANNOTATIONS;
 use model::unit::{Bytes, CorePercent, Mib};
 
-/// Longest claim that this program writes. Readers keep [`MAX_ANNOTATIONS`] bytes of system-owned annotations. Without
-/// the claim, these take less than 2 KiB, mostly the names of a node and a Lease, and `ANNOTATION_BYTES` for each of a dozen.
+/// Maximum bytes of a claim that this program writes. Readers keep [`MAX_ANNOTATIONS`] bytes of system-owned annotations. The
+/// others take less than 2 KiB: mostly the names of a node and a Lease, and `ANNOTATION_BYTES` for each of a dozen.
 pub const MAX_CLAIM: usize = MAX_ANNOTATIONS - 2 * 1024;
-/// Longest claim in a Binding, which contains the claim twice: under both keys.
+/// Maximum bytes of a claim in a Binding, which contains the claim twice: under both keys.
 pub const MAX_CLAIM_IN_BINDING: usize = MAX_CLAIM / 2;
-/// Longest text of one device share on a real node: 50 bytes of the UUID, which drivers before 470 wrote as
-/// `MIG-GPU-…/13/10` for a MIG instance, the vendor, 31 bits of MiB, three digits of cores, and the separators.
+/// Maximum bytes of a device share on a real node: 50 bytes of the UUID, which drivers before 470 wrote as `MIG-GPU-…/13/10`
+/// for a MIG instance, the vendor, 31 bits of MiB, three digits of cores, and the separators.
 const LONGEST_SHARE: usize = 50 + ",".len() + VENDOR.len() + ",".len() + 10 + ",100:".len();
 
 /// Maximum number of containers of one pod. Kubernetes has no limit, but an object of 1.5 MiB has no room for this many
@@ -37,7 +37,7 @@ const LONGEST_SHARE: usize = 50 + ",".len() + VENDOR.len() + ",".len() + 10 + ",
 const MAX_CONTAINERS: usize = 1024;
 /// Maximum number of device shares of one container: the number of MIG instances of the largest node.
 const MAX_SHARES: usize = 512;
-/// Largest number: HAMi's programs hold MiB and percent in signed 32-bit integers.
+/// Maximum of MiB and percent: HAMi's programs hold them in signed 32-bit integers.
 const MAX_NUMBER: u64 = i32::MAX as u64;
 
 /// Reads the value of the annotation `key`.

@@ -6,7 +6,7 @@ use model::claim::ClaimOrigin;
 use model::lease::LeaseName;
 use model::pod::Pod;
 
-/// Longest name of another installation's Lease that is kept: its namespace, a slash, its name.
+/// Maximum number of characters of the name of another installation's Lease: its namespace, a slash, its name.
 const MAX_LEASE: usize = 63 + 1 + 253;
 
 /// Which scheduler wrote the pod's claim, from the view of the extenders with the Lease `own`. `None` if the pod has no

@@ -19,7 +19,7 @@ use crate::decode_error::{DecodeError, shown};
 pub const WRITTEN: u32 = 1;
 /// The oldest reader that understands what this program writes.
 const OLDEST_READER: u32 = 0;
-/// A longer text is not a version: two numbers of 32 bits have ten digits each.
+/// Maximum size of a version's text in bytes: two numbers of 32 bits have ten digits each.
 const MAX_LENGTH: usize = 21;
 
 /// The value of the annotation on the claims that this program writes.

@@ -8,7 +8,7 @@ use crate::timestamp;
 use model::time::WallTime;
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Longest text that is kept. The API server accepts 1,024 bytes as the note of an event.
+/// Maximum number of characters of a text that is kept. The API server accepts 1,024 bytes as the note of an event.
 const MAX_TEXT: usize = 2048;
 
 /// An event.

@@ -10,7 +10,7 @@ use crate::pod::OrNull;
 use model::id::PodRef;
 use serde::{Deserialize, Serialize};
 
-/// Containers of a pod that are kept: more than a person reads.
+/// Maximum number of containers of a pod that are kept: more than a person reads.
 const MAX_CONTAINERS: usize = 64;
 
 /// A pod.

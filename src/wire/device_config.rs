@@ -29,7 +29,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Maximum size of a file: it comes from a ConfigMap, which holds at most 1 MiB.
+/// Maximum size of a file in bytes: it comes from a ConfigMap, which holds at most 1 MiB.
 pub const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of slots of one GPU: 64 GPUs with this many slots each still fit into one message to kubelet (4 MiB).
 const MAX_SLOTS: u64 = 1000;

@@ -34,7 +34,7 @@ pub enum Handshake {
     Other,
 }
 
-/// Maximum size; a longer text has no known form.
+/// Maximum size in bytes; a longer text has no known form.
 const MAX: usize = 256;
 
 /// Reads the annotation's value.

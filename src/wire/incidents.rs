@@ -20,7 +20,7 @@ use model::view::MAX_XID_CODES;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Maximum size: 64 GPUs with 64 incidents of 100 bytes each, with room to spare.
+/// Maximum size in bytes: 64 GPUs with 64 incidents of 100 bytes each, with room to spare.
 pub const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of incidents of one GPU: one for each XID that is counted, one for ECC errors, and one for a GPU that
 /// has fallen off the bus.

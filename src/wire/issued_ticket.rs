@@ -20,11 +20,11 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Folder in the state directory: it has a folder for each ticket.
+/// Folder in the state directory, with a folder for each ticket.
 pub const FOLDER: &str = "tickets";
 /// Name of the file in the folder of its ticket.
 pub const FILE_NAME: &str = "ticket.json";
-/// Maximum size: 512 ids and 512 device shares take less than 128 KiB; the rest is room to spare.
+/// Maximum size in bytes: 512 ids and 512 device shares take less than 128 KiB; the rest is room to spare.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Maximum number of ids of one container: the GPUs and MIG instances of the largest node, with room to spare.
 const MAX_IDS: usize = 512;

@@ -19,14 +19,14 @@ use model::gpu::XidSeverity;
 const MARK: &[u8] = b"NVRM: Xid (";
 /// Text that marks the line of an NVSwitch error.
 const SWITCH: &[u8] = b" SXid (";
-/// Largest number of an NVSwitch error: NVIDIA's catalogue has numbers of five digits.
+/// Maximum code of an NVSwitch error: NVIDIA's catalogue has numbers of five digits.
 const MAX_SWITCH_CODE: u32 = 99_999;
-/// Largest number of an XID: NVIDIA's catalogue ends below 200, and a much larger number is a damaged line.
+/// Maximum code of an XID: NVIDIA's catalogue ends below 200, and a much larger number is a damaged line.
 const MAX_CODE: u32 = 9_999;
 
 /// Phrases with which the driver reports that a GPU is gone, in lower case.
 const LOST: [&str; 4] = ["fallen off the bus", "lost from the bus", "gpu is lost", "gpu_is_lost"];
-/// Longest name of a process, which the process itself chooses (`TASK_COMM_LEN` without the zero).
+/// Maximum bytes of a process's name, which the process itself chooses (`TASK_COMM_LEN` without the zero).
 const LONGEST_NAME: usize = 15;
 
 /// A PCI address without its function: NVIDIA GPUs are function 0, and the kernel log omits it.

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 /// Labels by key.
 pub type NodeLabels = BTreeMap<&'static str, String>;
 
-/// Kubernetes' limit for the value of a label.
+/// Kubernetes' limit for the value of a label, in bytes.
 const MAX_VALUE: usize = 63;
 
 /// The labels of a node with `replicas` slots for each GPU, about the GPUs that are offered to pods. `None` while the GPUs of

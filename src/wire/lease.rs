@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LEASE: &str = "Lease";
-/// Longest address that is read: a DNS name has at most 253 characters, a port five.
+/// Maximum bytes of an address that is read: a DNS name has at most 253 characters, a port five.
 const MAX_ADDRESS: usize = 260;
 
 #[derive(Deserialize)]

@@ -21,11 +21,11 @@ use std::borrow::Cow;
 
 /// Path of the limits file in the container.
 pub const PATH: &str = "/etc/gpu-steward/limits.json";
-/// Folder in the state directory: it has a folder for each pod, named by its UID, with a folder for each container.
+/// Folder in the state directory. It has a folder for each pod, named by its UID, with a folder for each container.
 pub const PODS: &str = "pods";
 /// Name of the file in the folder of its container.
 pub const FILE_NAME: &str = "limits.json";
-/// Maximum size: 512 devices of 300 bytes each take 150 KiB; the rest is room to spare.
+/// Maximum size in bytes: 512 devices of 300 bytes each take 150 KiB; the rest is room to spare.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Maximum number of devices of one container: the number of MIG instances of the largest node.
 const MAX_DEVICES: usize = 512;

@@ -17,7 +17,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Largest score: HAMi's programs hold it in a signed integer.
+/// Maximum score: HAMi's programs hold scores in signed integers.
 const MAX_SCORE: i64 = i32::MAX as i64;
 
 #[derive(Deserialize)]

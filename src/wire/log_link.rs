@@ -8,11 +8,11 @@ use model::cgroup::ContainerName;
 use model::id::{ContainerId, PodRef};
 use std::sync::Arc;
 
-/// Digits of a container id in every runtime that kubelet supports.
+/// Number of digits of a container id in every runtime that the kubelet supports.
 const ID_DIGITS: usize = 64;
-/// Longest name of a pod.
+/// Maximum bytes of a pod's name.
 const MAX_POD: usize = 253;
-/// Longest name of a namespace or container.
+/// Maximum bytes of the name of a namespace or container.
 const MAX_LABEL: usize = 63;
 
 /// Why a file name is not a link to a container log.

@@ -23,14 +23,14 @@ const USER_KEYS: [&str; 10] = [
     SCORE_WEIGHTS,
     REALTIME_CHECK,
 ];
-/// Keys that are looked at. A pod has a handful of keys under these prefixes; one takes some ten microseconds.
+/// Maximum number of keys that are looked at, for some ten microseconds each. A pod has a handful of keys under these prefixes.
 const LOOKED_AT: usize = 32;
-/// Misspelt keys that are named: the note of an event is short.
+/// Maximum number of misspelt keys that are named: the note of an event is short.
 const NAMED: usize = 2;
-/// Longest name of a key, by Kubernetes' rules.
+/// Maximum bytes of a key's name, by Kubernetes' rules.
 const MAX_NAME: usize = 63;
-/// Wrong, missing or additional characters in a misspelt name, and pairs of exchanged ones. With three, different keys of HAMi
-/// would count as equal.
+/// Maximum number of faults in a misspelt name: wrong, missing and additional characters, and exchanged neighbours. With three,
+/// different keys of HAMi would count as equal.
 const MAX_FAULTS: usize = 2;
 
 /// The keys of a pod that are probably misspelt, each with the key that its owner probably meant; at most two.

@@ -8,7 +8,7 @@ use model::claim::NodeLock;
 use model::id::PodRef;
 use model::time::WallTime;
 
-/// Maximum size: a time, a namespace of at most 63 and a pod name of at most 253 characters, with room to spare.
+/// Maximum bytes: a time, a namespace of at most 63 and a pod name of at most 253 characters, with room to spare.
 const MAX: usize = 512;
 
 /// Reads the annotation's value.

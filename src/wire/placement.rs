@@ -36,8 +36,8 @@ const MAX_TYPES: usize = 64;
 /// Maximum number of UUIDs in one list: the GPUs of 32 nodes. The filter looks up each GPU of the cluster in the list.
 const MAX_UUIDS: usize = 256;
 
-/// Maximum number of containers of a pod that request GPUs. The filter places each of them on each node: with 5,000 nodes that takes
-/// 4 ms for each container, and its callers wait for each other. Hardly any pod has more than a few.
+/// Maximum number of containers of a pod that request GPUs. The filter places each container on each node: with 5,000 nodes that
+/// takes 4 ms for each container, and its callers wait for each other. Hardly any pod has more than a few.
 const MOST_GPU_CONTAINERS: usize = 32;
 
 /// Why a pod cannot be placed on any node.

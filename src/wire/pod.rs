@@ -26,33 +26,33 @@ use std::sync::Arc;
 
 /// Prefixes of the annotations that are kept: HAMi's, those of NVIDIA and HAMi for users, gpu-steward's, Alnair's.
 const ANNOTATIONS: [&str; 4] = ["hami.io/", nvidia::KEY_PREFIX, "gpu-steward.io/", "ai.centaurus.io/"];
-/// Most keys with other prefixes that are kept, beside [`MAX_ANNOTATIONS`], because a user has probably misspelt them. An event
-/// names two.
+/// Maximum number of keys with other prefixes that are kept in addition to [`MAX_ANNOTATIONS`], because a user has probably misspelt
+/// them. An event names two.
 const MAX_MISSPELT: usize = 8;
 /// kubelet's annotation on a static pod and its mirror: the hash of the manifest, after which kubelet names the cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// The label that names the group of a pod: of the PodGroups of scheduler-plugins (coscheduling), and of those that use its label.
 const POD_GROUP: &str = "scheduling.x-k8s.io/pod-group";
-/// kubelet's annotation on the mirror only, with the same hash.
+/// kubelet's annotation on the mirror only, with the hash of the manifest.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
-/// Kubernetes' limit for names.
+/// Kubernetes' limit for names, in bytes.
 const MAX_NAME: usize = 253;
-/// Kubernetes' limit for keys: a domain, a slash, 63 characters.
+/// Kubernetes' limit for keys, in bytes: a domain, a slash, 63 characters.
 const MAX_KEY: usize = MAX_NAME + 64;
-/// Kubernetes' limit for the value of a label.
+/// Kubernetes' limit for the value of a label, in bytes.
 const MAX_LABEL: usize = 63;
-/// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
+/// Maximum bytes of an image reference that is kept: registries allow 255 for the name, a digest is 71.
 const MAX_IMAGE: usize = 512;
-/// Longest quantity that is kept: the canonical form of the largest has about twenty characters.
+/// Maximum bytes of a quantity that is kept: the canonical form of the largest quantity has about twenty.
 const MAX_QUANTITY: usize = 64;
 
-/// Largest pod that is placed, together with what its status repeats of it. etcd stores objects of up to 1.5 MiB, in a form that may
-/// be a third longer than JSON: an empty item of a list (`{},`) takes four bytes there. The rest is room for its annotations, for its
-/// conditions and for the messages of ended containers, of which the kubelet keeps 12 KiB. The API server refuses every later write
-/// to a bound pod without that room: its kubelet cannot even report that it runs.
+/// Maximum bytes of a pod that is placed, with the parts that its status repeats. etcd stores objects of up to 1.5 MiB, in a form
+/// that may be a third longer than JSON: an empty item of a list (`{},`) takes four bytes there. The rest is room for annotations,
+/// conditions and the messages of ended containers, of which the kubelet keeps 12 KiB. The API server refuses every later write to a
+/// bound pod without that room: the kubelet cannot even report that the pod runs.
 pub(crate) const MAX_POD: usize = 1 << 20;
-/// Bytes of the status of a container, without what the other constants count: the ids of container and image (about 250), two
-/// states (about 300), and its name in three conditions (up to 200).
+/// Bytes of the status of a container, without the parts that the other constants count: the ids of container and image (about 250),
+/// two states (about 300), and its name in three conditions (up to 200).
 const CONTAINER_STATUS: usize = 1024;
 /// How often a status has the image of a container: once as it is, and twice in the message that the name is not valid. The
 /// message has quoted texts, in which Go writes a control character as four bytes.
@@ -63,10 +63,10 @@ const MESSAGE_COPIES: usize = 5;
 /// How often a status has the resource requests of a container: as limits, requests and allocated resources of the container, and
 /// as the same three of the pod. The API server accepts extended resources only if limits and requests are equal.
 const REQUEST_COPIES: usize = 6;
-/// The kubelet's sentence about a readiness gate that is not fulfilled has 66 bytes and the name of the gate. The size of a gate
-/// as it is counted is 25 and its name.
+/// Factor for the size of a readiness gate. The kubelet's sentence about a gate that is not fulfilled has 66 bytes and the gate's
+/// name; a gate counts as 25 bytes and its name.
 const GATE_COPIES: usize = 3;
-/// Bytes that etcd stores beside a text (tags and lengths), and at most of a number.
+/// Bytes that etcd stores in addition to a text (tags and lengths), and at most for a number.
 const PART_BYTES: usize = 6;
 
 /// Why an object cannot be read as a pod.

@@ -14,9 +14,9 @@ use std::borrow::Cow;
 const NANO: i128 = 1_000_000_000;
 /// Kubernetes' limit for an amount, in either direction.
 const MAX: i128 = i64::MAX as i128;
-/// A longer text is not a quantity: the largest amount has 19 digits; the rest is zeros, a point, a sign and a suffix.
+/// Maximum bytes of a quantity: the largest amount has 19 digits; the rest is zeros, a point, a sign and a suffix.
 const MAX_LENGTH: usize = 64;
-/// Maximum number of significant digits: those of the largest amount.
+/// Maximum number of significant digits: the largest amount has 19.
 const MAX_DIGITS: usize = 19;
 
 /// An amount.

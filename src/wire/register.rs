@@ -23,7 +23,7 @@ use std::borrow::Cow;
 /// Maximum number of MIG profiles of one GPU, and of placements of one profile: NVIDIA has fewer than 20 profiles, with
 /// 8 placements each.
 const MAX_PROFILES: usize = 64;
-/// Largest number: HAMi's programs hold counts, MiB and percent in signed 32-bit integers.
+/// Maximum number: HAMi's programs hold counts, MiB and percent in signed 32-bit integers.
 const MAX_NUMBER: u64 = i32::MAX as u64;
 /// The mode of an entry in the form with seven fields, which has neither index nor mode.
 const OLD_MODE: &str = "hami-core";

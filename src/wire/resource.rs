@@ -24,9 +24,9 @@ use std::collections::BTreeMap;
 /// Resource amounts as the API server writes them: resource name to quantity.
 pub type ResourceAmounts = BTreeMap<String, String>;
 
-/// Largest amount: HAMi's programs hold all amounts in signed 32-bit integers.
+/// Maximum amount: HAMi's programs hold all amounts in signed 32-bit integers.
 const MAX_NUMBER: i64 = i32::MAX as i64;
-/// Largest amount of cores, which are percent of the SM time of one GPU.
+/// Maximum amount of cores, in percent of the SM time of one GPU.
 const MAX_CORES: i64 = 100;
 /// The lower of HAMi's two priorities; 0 is the higher one.
 const MAX_PRIORITY: i64 = 1;

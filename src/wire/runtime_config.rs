@@ -13,7 +13,7 @@ use model::nvidia;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// Maximum size of a configuration: containerd's has about 4 KiB.
+/// Maximum size of a configuration in bytes: containerd's has about 4 KiB.
 pub const MAX_BYTES: usize = 1 << 20;
 /// Name of the text in errors.
 const KEY: &str = "runtime configuration";

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 /// Name of the file in the state directory, next to the folders of the pods.
 pub const FILE: &str = "started";
-/// Maximum size: about 27,000 lines, which is enough for the pods of a full node and those that end between two sweeps.
+/// Maximum bytes: about 27,000 lines, for the pods of a full node and the pods that end between two sweeps.
 pub const MAX_BYTES: usize = 1 << 20;
 
 /// The content of the file.

@@ -7,7 +7,7 @@
 //!   class              0x030200                                           a hexadecimal number
 //! ```
 
-/// Longest name of a kind of error or of a state that is read.
+/// Maximum bytes of the name of an error or state that is read.
 const MAX_NAME: usize = 64;
 
 /// Base class and subclass of a display controller (VGA), and of a 3D controller, which data centre GPUs are.

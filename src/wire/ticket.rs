@@ -8,7 +8,7 @@ use model::id::Ticket;
 
 /// The CDI kind (vendor and class) of all tickets.
 pub const KIND: &str = "gpu-steward.io/gpu";
-/// The annotation in the answer to `Allocate` that holds a ticket where the answer has no CDI devices. Earlier releases
+/// The annotation in the answer to `Allocate` that holds a ticket if the answer has no CDI devices. Earlier releases
 /// wrote it on nodes without CDI; kubelet's checkpoint keeps it.
 pub const ANNOTATION: &str = "gpu-steward.io/ticket";
 /// Start of the file name of every ticket: the kind, as the CDI specification proposes for file names.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Name of the file in the state directory, next to the folders of the tickets.
 pub const FILE: &str = "given-out";
-/// Maximum size: far more than the tickets of a full node whose disk hangs.
+/// Maximum size in bytes: far more than the tickets of a full node whose disk hangs.
 pub const MAX_BYTES: usize = 1 << 20;
 
 /// One line of the journal.

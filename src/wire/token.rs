@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Longest token that is read: the token of a service account has 1 to 2 KiB.
+/// Maximum bytes of a token that is read: the token of a service account has 1 to 2 KiB.
 pub const MAX_TOKEN: usize = 8 << 10;
 /// Maximum number of keys that are read. An API server has one key, or two during a rotation, and each API server of a
 /// cluster may have its own.

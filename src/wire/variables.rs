@@ -11,10 +11,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 
-/// Bytes for a value that the pod does not have: the longest path of Linux. A longer value makes no valid path or program name, so
-/// pods that work are not refused.
+/// Bytes that count for a value that is not in the pod: the longest path of Linux. A longer value makes no valid path or program
+/// name, so pods that work are not refused.
 const UNSEEN: usize = 4096;
-/// Bytes for a field of the pod other than its annotations: names have at most 253 bytes, labels 63, and two IP addresses 91.
+/// Bytes that count for a pod's field that is not an annotation: names have at most 253 bytes, labels 63, and two IP addresses 91.
 const FIELD: usize = 253;
 
 /// The variables of a container: the length of the longest value that each can have.

@@ -13,7 +13,7 @@ use model::pod::{LabelKeys, Pod};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Longest line of a watch: etcd accepts objects of 1.5 MiB, and JSON may need six bytes for one.
+/// Maximum bytes of a line of a watch: etcd accepts objects of 1.5 MiB, and JSON may need six bytes for a byte.
 pub const MAX_LINE: usize = 12 << 20;
 /// Maximum number of characters that are kept of a message from the server. In a refusal, the reason comes after the
 /// name of the object, which has up to 253 characters.

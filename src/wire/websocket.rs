@@ -4,9 +4,9 @@
 //!   FIN, opcode | length (7 bits, or 16, or 64) | mask, only from the client | payload
 //! ```
 
-/// Longest payload of a frame. The kubelet sends at most 32 KiB in a frame.
+/// Maximum bytes of a frame's payload. The kubelet sends at most 32 KiB in a frame.
 pub const MAX_PAYLOAD: usize = 1 << 20;
-/// Longest payload of a control frame.
+/// Maximum bytes of a control frame's payload.
 const MAX_CONTROL: usize = 125;
 
 /// The meaning of a frame.

@@ -44,11 +44,11 @@ pub(crate) struct CdiChecks {
     pub seen: bool,
 }
 
-/// The agent concludes that the runtime ignores CDI when containers in this many namespaces lack their devices. More
-/// than one, because the owner of one namespace must not be able to close the node for others.
+/// The agent concludes that the runtime ignores CDI when containers in this many namespaces lack their devices. One
+/// namespace is not enough: its owner must not be able to close the node for others.
 const ENOUGH_NAMESPACES: usize = 2;
-/// How many of the first containers are checked at the same time. More than one, because a container may be slow to
-/// start, or wait for an init container that never ends.
+/// Maximum number of the first containers that are checked at the same time. One is not enough: a container may be slow
+/// to start, or wait for an init container that never ends.
 const AT_ONCE: usize = 8;
 /// Maximum number of containers that are checked at once: four in each of 110 pods, the kubelet's default maximum.
 /// Others are checked later.

@@ -12,15 +12,15 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use wire::versions::NodeVersions;
 
-/// The longest wait for an answer.
+/// Time limit for an answer.
 const WITHIN: Duration = Duration::from_secs(3);
 /// Pause between two requests while nothing is known: the kubelet starts its first pods one or two seconds after it has
 /// created its Node.
 const SOON: Duration = Duration::from_secs(1);
 /// Pause between two later requests; the runtime's answer has about 4 KiB.
 const LATER: Duration = Duration::from_secs(15);
-/// Later requests to the runtime for one request for the versions: five minutes. A runtime that does not say its version to the
-/// agent may have been upgraded, and its version decides which CDI specs it reads.
+/// The versions are read again after this number of later requests to the runtime: after five minutes. A runtime that does not
+/// say its version to the agent may have been upgraded, and its version decides which CDI specs it reads.
 const REPORTS_PER_VERSIONS: u32 = 20;
 
 /// Finds out whether containers get their devices by CDI.

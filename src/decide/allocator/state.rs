@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Upper bound on the GPU pods that are kept. The kubelet allows 110 pods on a node by default and 500 in the largest
-/// setups. Beyond this bound the pods with the highest UIDs are left out; a start of one of them waits and is then
+/// setups. Beyond this bound the pods with the highest UIDs are left out; a start of such a pod waits and is then
 /// refused with a reason.
 pub const MAX_GPU_PODS: usize = 4096;
 

@@ -35,7 +35,7 @@ pub const STREAM_BACK_WITHIN: Duration = Duration::from_secs(2);
 /// How long an agent may send nothing before its report no longer counts for the memory in use. It sends a heartbeat every ten
 /// seconds, so two are missing.
 const SILENT_AFTER: Duration = Duration::from_secs(25);
-/// How often the leader looks for such agents. A look at 5,000 nodes takes some microseconds.
+/// How often the leader looks for silent agents. A look at 5,000 nodes takes some microseconds.
 const LOOK_FOR_SILENT: Duration = Duration::from_secs(1);
 
 /// Why a message of a stream is not accepted.

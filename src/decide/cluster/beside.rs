@@ -13,7 +13,7 @@ use crate::placement::{NodeRefusal, Placement, PlacementNode, RefusalReason};
 use model::id::{NodeName, PodUid};
 use model::placement::PlacementRequest;
 
-/// Number of nodes that are judged in one step: beside nominated pods each takes up to 80 us, because the node is copied.
+/// Number of nodes that are judged in one step: each takes up to 80 us, because it is copied to add nominated pods.
 const JUDGED: usize = 8;
 /// Upper bound on the pods that are expected on one node: the kubelet starts 110 by default. Each filter call for an expected pod
 /// looks at all of them, and each copy of the node copies them. Pods that pass the filter again and again and are never bound could

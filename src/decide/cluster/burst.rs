@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 const PODS: u32 = 1000;
 const GPUS: u32 = 4;
-/// A GPU of these nodes has 80 GiB.
+/// MiB of a GiB. A GPU of these nodes has 80 GiB.
 const GIB: u64 = 1024;
 
 /// The bursts: for each the sizes of its pods in GiB, the number of nodes, and the highest percentage of memory that
@@ -28,7 +28,7 @@ const BURSTS: [(&[u64], u32, u64); 2] = [(&[20], 65, 5), (&[5, 10, 20], 38, 8)];
 /// A bind reaches the extender within this many filter calls, unless the machine is busy with other work ([`LATE`]).
 /// kube-scheduler sends the bind as soon as its cycle for the pod is over, and a cycle takes milliseconds.
 const SOON: u64 = 5;
-/// The same on a machine that is busy with other work.
+/// The number of filter calls instead of [`SOON`] on a machine that is busy with other work.
 const LATE: u64 = 20;
 /// Number of filter calls after which the watch has shown a binding.
 const SHOWN: u64 = 20;

@@ -9,7 +9,7 @@
 use model::time::{Monotonic, WallTime};
 use std::time::Duration;
 
-/// A handshake that has been the same for this long is stale. Agents write one every 240 s.
+/// A handshake that has been the same for this long is stale. Agents write a handshake every 240 s.
 pub(super) const STALE_AFTER: Duration = Duration::from_secs(300);
 
 /// The handshake of one node, and how old it is.

@@ -13,7 +13,7 @@ use shuttle::{Config, Runner, thread};
 
 /// What each pod requests: more than half of the only GPU.
 const MIB: u64 = 50 * 1024;
-/// Orders that are tried, always the same ones.
+/// Number of orders that are tried, always the same orders.
 const ORDERS: usize = 3_000;
 
 /// The state behind a lock that lets the test choose which thread gets it.

@@ -30,7 +30,7 @@ use std::time::Duration;
 /// pod again within ten seconds. A longer grace period or processes that are stuck in the driver must not extend this time: the
 /// owner of an evicted pod could then keep a pod of higher priority waiting, and a pod that is never bound could keep GPUs idle.
 const ROOM_WITHIN: Duration = Duration::from_secs(60);
-/// Upper bound on the pods that wait. kube-scheduler preempts for one pod at a time, some in a second.
+/// Upper bound on the pods that wait. kube-scheduler preempts for one pod at a time, for some pods in a second.
 pub(super) const MOST: usize = 1024;
 /// Upper bound on the bytes of their requests: room for 1,024 of 8 KiB. The largest possible ones, of 54 KiB, would take 55 MiB.
 const MOST_BYTES: usize = 8 << 20;

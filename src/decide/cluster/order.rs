@@ -41,7 +41,7 @@ const MOST_VERSIONS: usize = 5;
 /// How long the pod watch may take to show a binding before the pod is read. A working watch needs less than a second,
 /// and a new list some seconds.
 const UNSEEN: Duration = Duration::from_secs(20);
-/// Longest pause between two such reads. One answered read is enough.
+/// Longest pause between two reads of a pod whose binding the watch does not show. One answered read is enough.
 const LONGEST_UNSEEN: Duration = Duration::from_secs(30);
 
 /// Why an order is not written again.

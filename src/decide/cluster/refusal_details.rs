@@ -16,11 +16,12 @@ use model::nvidia::{AVOID_TYPES, AVOID_UUIDS, CORES, SHARING_MODES, USE_TYPES, U
 use model::placement::{GpuSelection, PlacementRequest};
 use std::collections::BTreeSet;
 
-/// Refused nodes that are looked at. They have all kinds of GPUs of most clusters, and a look takes some microseconds.
+/// Maximum number of refused nodes that are looked at, for some microseconds each: they show most clusters' kinds of GPUs.
 const LOOKED_AT: usize = 256;
-/// Items of a list that a sentence names; the rest is counted. The note of an event has 1,024 characters for all sentences.
+/// Maximum number of items that a sentence names; it counts the rest. The note of an event has 1,024 characters for all
+/// sentences.
 const SHOWN: usize = 3;
-/// Characters of one item. The longest product names of NVIDIA have about 40.
+/// Maximum number of characters of one item. The longest product names of NVIDIA have about 40.
 const MAX_ITEM: usize = 48;
 
 impl ClusterState {

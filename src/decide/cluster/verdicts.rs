@@ -18,9 +18,9 @@ use model::placement::{GpuSelection, PlacementPreference, PlacementRequest};
 use model::request::{ContainerRole, MemoryRequest};
 use std::sync::Arc;
 
-/// Number of kinds of requests whose verdicts are kept; the least recently used kind is replaced. Each kind takes 120
-/// bytes for a node, 0.6 MiB for 5,000 nodes. kube-scheduler tries the pods of a burst one by one, so the kinds of
-/// requests that alternate are those of the Deployments and Jobs that grow at the same time.
+/// Number of kinds of requests whose verdicts are kept; the least recently used kind is replaced. A kind takes 120
+/// bytes for each node, 0.6 MiB for 5,000 nodes. kube-scheduler tries the pods of a burst one by one, so the calls
+/// alternate among the kinds of the Deployments and Jobs that grow at the same time.
 pub(super) const MOST: usize = 32;
 /// Number of nodes in one part. A part takes 8 KiB and is copied in less than a microsecond.
 const PART: usize = 64;

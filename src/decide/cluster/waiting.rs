@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// KiB: without [`MAX_WAITING_REQUEST_BYTES`] the lists of GPUs in their annotations would take 40 KiB of each, and 800 MiB in all.
 /// In the worst case each has the largest request, a kind of its own, and three sets of 5,000 nodes: 10 KiB, and 200 MiB in all.
 pub(super) const MOST: usize = 20_000;
-/// Number of sets of nodes among which a call looks for an equal one. The calls for most pods name the same nodes.
+/// Maximum number of sets of nodes among which a call looks for an equal set. The calls for most pods name the same nodes.
 const SETS: usize = 8;
 
 /// The place of a pod among those of its kind and namespace: the higher priority first, then the older pod.

@@ -57,8 +57,8 @@ const IN_LINE: Duration = Duration::from_secs(1);
 const BLOCKED: Duration = Duration::from_secs(1);
 /// How long a change is left to kube-scheduler, which tries refused pods itself at many events, and then soonest.
 const SETTLES: Duration = Duration::from_millis(200);
-/// How often every node counts as changed. kube-scheduler itself tries each pod after five minutes. The simulation does without
-/// both: it would not find a change that is missed.
+/// How often every node counts as changed. kube-scheduler itself tries each pod after five minutes. The simulation has neither,
+/// because they would hide a change that the extender misses.
 const SWEEP: Duration = Duration::from_secs(if cfg!(feature = "simulation") { 24 * 3600 } else { 60 });
 /// How long a pod that a node fitted in an earlier term of this process may be on its way to its bind. Permit plugins and volumes
 /// hold few pods for longer.

@@ -15,7 +15,7 @@ use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use model::unit::{Bytes, CorePercent};
 use std::sync::Arc;
 
-/// A pod with more containers that request GPUs is first tried with the largest of them. Hardly any pod has more.
+/// A pod with more GPU containers than this is first tried with its largest requests. Hardly any pod has so many.
 const FEW: usize = 4;
 
 /// What the containers placed so far take of one device.

@@ -1,9 +1,9 @@
 //! Removes what must not leave the cluster from text that other programs wrote. No file of a bundle is made from a Secret or from the
 //! environment of a container; this is for a log line that has a token all the same.
 
-/// What stands in its place.
+/// The text that replaces a secret.
 const REMOVED: &str = "[removed]";
-/// Keys before a value that is removed.
+/// Keys whose values are removed.
 const KEYS: [&str; 6] = ["token", "password", "passwd", "secret", "authorization", "apikey"];
 /// Words between a key and its value: `Authorization: Basic dXNlcjpwYXNz`.
 const SCHEMES: [&str; 4] = ["bearer", "basic", "negotiate", "token"];

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// A block; everything in an archive is a number of whole blocks.
+/// Bytes of a block; every part of an archive has a whole number of blocks.
 const BLOCK: usize = 512;
-/// The two empty blocks at the end.
+/// Bytes of the two empty blocks at the end.
 const END: usize = 2 * BLOCK;
-/// Longest name of a file. A longer one would need a second field of the header.
+/// Maximum size of a file name in bytes. A longer name would need a second field of the header.
 const MAX_NAME: usize = 100;
 
 /// The archive so far.

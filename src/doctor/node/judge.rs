@@ -10,7 +10,7 @@ const SKEW: f64 = 30.0;
 /// `NVML_ERROR_NOT_FOUND`.
 const NOT_FOUND: Absence = Absence::Nvml(6);
 
-/// What the real-time check does where nothing can be read.
+/// What the real-time check does if nothing can be read.
 const CLAIMS_COUNT: &str = "until then the claims count on this node, which HAMI_REALTIME_CHECK_MODE and HAMI_ENABLE_REALTIME_CHECK do not \
                             change";
 

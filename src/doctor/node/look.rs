@@ -25,9 +25,9 @@ use wire::register;
 const DRIVER_WITHIN: Duration = Duration::from_secs(20);
 /// How long a socket may take to accept a connection.
 const SOCKET_WITHIN: Duration = Duration::from_secs(2);
-/// Bytes of the driver's version file that are read.
+/// Maximum bytes of the driver's version file that are read.
 const MAX_VERSION: usize = 4096;
-/// Device nodes and specs that are counted: more than a machine has.
+/// Maximum number of device nodes, and of specs, that are counted: more than a machine has.
 const MAX_ENTRIES: usize = 4096;
 /// Inode number of the first PID namespace, fixed in the kernel (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;

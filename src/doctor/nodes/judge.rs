@@ -13,9 +13,9 @@ use wire::described_node::DescribedNode;
 use wire::handshake::{self, Handshake};
 use wire::{quantity, register};
 
-/// Age from which a handshake says that the agent is gone. An agent writes one every 240 s.
+/// An older handshake, in seconds, means that the agent is gone. Agents write a handshake every 240 s.
 const STALE: f64 = 300.0;
-/// Age from which a stream is silent. An agent sends something every ten seconds.
+/// A stream without a message for longer, in seconds, is silent. An agent sends a message every ten seconds.
 const SILENT: f64 = 25.0;
 
 /// One Node.

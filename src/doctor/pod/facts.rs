@@ -16,7 +16,7 @@ use wire::described_pod::DescribedPod;
 use wire::resource::RequestRules;
 use wire::{placement, pod, timestamp};
 
-/// Nodes that are looked at one by one. Each costs a call, and one or two explain a refusal.
+/// Maximum number of refused nodes that are looked at. Each costs a call, and one or two nodes explain a refusal.
 const MAX_NODES: usize = 4;
 
 /// The last step of a pod on its way to a node.

@@ -18,9 +18,9 @@ use wire::described_pod::DescribedPod;
 
 /// Seconds after which a pod that fits a node should be bound.
 const BOUND_WITHIN: f64 = 30.0;
-/// Events that are shown: the newest ones explain the state.
+/// Maximum number of events that are shown: the newest events explain the state.
 const MAX_EVENTS: usize = 5;
-/// Devices of which live use is shown.
+/// Maximum number of devices whose live use is shown.
 const MAX_DEVICES: usize = 16;
 
 const VERBOSE: &str = "raise the log level of the extender: add -v 5 to its arguments (extender.settings: {v: 5} in the chart), then read \

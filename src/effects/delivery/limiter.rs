@@ -31,8 +31,8 @@ const CACHE: &str = "/usr/local/vgpu";
 pub(super) const LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 /// Names the library to the dynamic linker of every program.
 const PRELOAD: &str = "/etc/ld.so.preload";
-/// The library reads variables from this file and overwrites those of its process, so that a program cannot change a
-/// limit through its environment.
+/// The library sets the variables of its process from this file, so that a program cannot change a limit through its
+/// environment.
 const OVERRIDE: &str = "/overrideEnv";
 /// The folder of a lock that older versions of the library take while they find out their process id on the host.
 const LOCK: &str = "/tmp/vgpulock";
@@ -42,9 +42,9 @@ const SHARED_MODE: u32 = 0o1777;
 const CACHE_MODE: u32 = 0o666;
 /// The folders of a container that the container can write to.
 pub(super) const WRITABLE: [&str; 2] = ["vgpu", "lock"];
-/// HAMi-core's library is smaller than 1 MiB; a larger file is a mistake.
+/// Maximum size in bytes: HAMi-core's library is smaller than 1 MiB, and a much larger file is a mistake.
 const MAX_BYTES: u64 = 64 << 20;
-/// Limit of versions in one sweep.
+/// Maximum number of versions in one sweep.
 const MAX_VERSIONS: usize = 1024;
 
 /// One version of the library, and the preload file.

@@ -12,10 +12,10 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// The smallest size that is counted for a file or folder. A directory entry and an inode take space too, so very
+/// The least size in bytes that is counted for a file or folder. A directory entry and an inode take space too, so very
 /// many empty files exceed the limit.
 const LEAST: u64 = 4096;
-/// Limit of nested folders. HAMi-core creates none.
+/// Maximum depth of nested folders. HAMi-core creates no nested folders.
 const MAX_DEPTH: usize = 32;
 
 /// The walk pauses after this number of entries. A pod may permanently keep 16,384 entries, and a node has more than a

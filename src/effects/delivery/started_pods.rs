@@ -16,7 +16,7 @@ const MODE: u32 = 0o600;
 /// The file is rewritten when more than this number of its lines are about pods that are gone. Each such pod has two
 /// lines.
 const MAX_GONE: usize = 256;
-/// Limit of the file.
+/// Maximum size of the file in bytes.
 const MAX_BYTES: u64 = started_pods::MAX_BYTES as u64;
 
 /// The file of started pods.

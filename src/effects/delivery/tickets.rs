@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use wire::issued_ticket::{self, FILE_NAME, FOLDER};
 
-/// Limit of tickets in one sweep: twice the number of tickets that are kept in memory.
+/// Maximum number of tickets in one sweep: twice the number of tickets that are kept in memory.
 const MAX_ENTRIES: usize = 16_384;
 
 /// The folders of tickets.

@@ -31,25 +31,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// In the state directory.
+/// The name of the trash folder in the state directory.
 const FOLDER: &str = "trash";
-/// Only the agent may enter.
+/// The mode of the folder: only the agent may enter it.
 const MODE: Mode = Mode::RWXU;
 /// Number of entries that are removed between two pauses. Removing them takes about 10 ms while a slow disk's metadata
 /// is cached.
 const PAUSE_EVERY: u32 = 1024;
-/// Limit of remembered names of folders that were moved up. The next round finds the rest.
+/// Maximum number of remembered names of folders that were moved up. The next round finds the rest.
 const MAX_NAMES: usize = 4096;
-/// Limit of entries in one visit to a folder of the trash, including the folders below it. A pod within the usual limit
-/// for its files (64 MiB, counted as at least 4 KiB each) has no more entries than this. With the pauses, a visit takes
-/// about a second, and the next folder can wait that long.
+/// Maximum number of entries in one visit to a folder of the trash, including the folders below it. A pod within the
+/// usual limit for its files (64 MiB, counted as at least 4 KiB each) has no more entries than this. With the pauses, a
+/// visit takes about a second, and the next folder can wait that long.
 const PER_VISIT: u32 = 16 * PAUSE_EVERY;
-/// Limit of rounds in one call. At the limit, the call returns even if entries are left.
+/// Maximum number of rounds in one call. After them, the call returns even if entries are left.
 const MAX_ROUNDS: usize = 8;
-/// Limit of passes over one folder in one visit. Entries that a pass missed, or that were added meanwhile, wait for
-/// the next visit.
+/// Maximum number of passes over one folder in one visit. Entries that a pass missed, or that were added meanwhile,
+/// wait for the next visit.
 const MAX_PASSES: usize = 2;
-/// Limit of names that are tried until one is free. Names of an earlier agent process may be taken.
+/// Maximum number of names that are tried to find a free name. Names of an earlier agent process may be taken.
 const MAX_TRIES: usize = 1 << 20;
 
 /// Opens a folder for reading and never follows a link.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::watch;
 
-/// Answers shorter than this are not compressed, because the gzip header would cost more than it saves.
+/// Answers with fewer bytes than this are not compressed, because the gzip header would cost more than it saves.
 const WORTH_COMPRESSING: usize = 1024;
 
 const INDEX: &str = "gpu-steward\n\n\

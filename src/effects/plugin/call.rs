@@ -9,8 +9,8 @@ use model::id::Ticket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Maximum of calls that wait for the sharing task. The kubelet admits pods one at a time and starts containers in
-/// parallel; this is enough for the starts of 110 pods, the kubelet's usual limit.
+/// Maximum number of calls that wait for the sharing task. The kubelet admits pods one at a time and starts containers
+/// in parallel; this is enough for the starts of 110 pods, the kubelet's usual limit.
 pub(super) const QUEUE: usize = 256;
 
 /// One device of the list that the kubelet gets.

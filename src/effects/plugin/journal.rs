@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::ticket_journal::{self, FILE, TicketJournalText};
 
-/// Limit of the file.
+/// Maximum size of the file in bytes.
 const MAX_BYTES: u64 = ticket_journal::MAX_BYTES as u64;
-/// The journal compacts if the file has this size and at least half of it is unused: about 500 lines, 60 kB to write.
+/// The journal is compacted at this size in bytes if at least half of it is unused: about 500 lines, 60 kB to write.
 const COMPACT_AT: u64 = 64 << 10;
 
 /// The ticket journal. The gRPC task adds lines and the writer thread removes them; a mutex is held for one line or one

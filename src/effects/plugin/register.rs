@@ -48,15 +48,15 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-/// Once a second the kubelet checks whether a socket has disappeared from its registry. If so, it drops the plugin
-/// that serves the resource of that socket, even if that plugin has since registered by `Register`.
+/// How long the agent waits when it has removed a socket from the kubelet's registry. About a second later, the kubelet
+/// drops the plugin that serves the resource of that socket, even if that plugin has since registered by `Register`.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(3);
-/// The kubelet calls `ListAndWatch` right after a registration. If it does not call within this time, the registration
-/// is lost.
+/// If the kubelet does not call `ListAndWatch` within this time after a registration, the registration is lost; it
+/// usually calls at once.
 const WATCHED_WITHIN: Duration = Duration::from_secs(15);
 /// Time between two checks of the agent's own socket: one `stat`.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
-/// The kubelet dials the agent inside `Register`, for at most 10 s.
+/// Time limit for `Register`, in which the kubelet dials the agent for at most 10 s.
 const REGISTER_WITHIN: Duration = Duration::from_secs(15);
 /// Pause between the end of the previous agent and the last `Register`, so that a kubelet that is short of CPU time
 /// sees that end before it opens the new connection.

@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-/// The kubelet sends every free id with `GetPreferredAllocation`: tens of thousands on a large node. tonic's default
-/// limit is 4 MiB, which is also the kubelet's limit for answers.
+/// Maximum size of a request in bytes. `GetPreferredAllocation` has every free id: tens of thousands on a large node.
+/// tonic's default limit is 4 MiB, which is also the kubelet's limit for answers.
 pub(super) const MAX_REQUEST: usize = 16 * 1024 * 1024;
 
-/// The kubelet closes its connection within milliseconds of the end of the list.
+/// How long the kubelet may take to close its connection; usually milliseconds after the end of the list.
 const DISCONNECTS_WITHIN: Duration = Duration::from_millis(500);
 /// Timeout for the end of the server, so that a client whose call hangs does not delay the next step.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);

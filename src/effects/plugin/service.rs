@@ -17,8 +17,8 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
 use wire::ticket;
 
-/// The kubelet's receive limit is 4 MiB; a longer list ends the stream, and the node loses the resource. One
-/// twentieth stays free for fields that a later kubelet may add to a device.
+/// Maximum size of a list in bytes. The kubelet's limit is 4 MiB; a longer list ends the stream, and the node loses the
+/// resource. A twentieth stays free for fields that a later kubelet may add to a device.
 pub(super) const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
 
 const UNHEALTHY: &str = "Unhealthy";

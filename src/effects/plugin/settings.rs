@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 
-/// Maximum of files that are checked in a folder; a node has a handful of plugins.
+/// Maximum number of files that are checked in a folder; a node has a handful of plugins.
 const MAX_SOCKETS: usize = 64;
 
 /// How the registration begins.

@@ -3,7 +3,7 @@
 const IN_PLUGINS: &str = "gpu-steward-";
 const IN_REGISTRY: &str = "gpu-steward@";
 const END: &str = ".sock";
-/// The name of a resource has no comma.
+/// The end of the second socket's name: no resource name has a comma.
 const BESIDE: &str = ",2";
 const UNANSWERING: &str = ",0";
 

@@ -15,17 +15,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 
-/// Maximum of connections; a further connection is closed at once. The limit allows four connections for each stream
-/// that may be open. An idle connection holds about 10 KiB, so all together stay below 3 MiB.
+/// Maximum number of connections; a further connection is closed at once. The limit allows four connections for each
+/// stream that may be open. An idle connection holds about 10 KiB, so all together stay below 3 MiB.
 pub(super) const MAX_CONNECTIONS: usize = 256;
-/// Time for the first byte. A gRPC client sends first and at once, so a peer that is silent for this long is not a
-/// gRPC client.
+/// Time limit for the first byte. A gRPC client sends first and at once, so a peer that is silent for this long is not
+/// a gRPC client.
 const SILENCE: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, for example if no file descriptor is free. An immediate retry would only use CPU
 /// time.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
-/// Requested size of the socket's send buffer; the kernel raises it to its minimum, 4.5 KiB. With a small buffer, the
-/// agent notices a client that does not read ([`Peer::has_read`]), and the kernel keeps little data for it.
+/// Requested size of the socket's send buffer in bytes; the kernel raises it to its minimum, 4.5 KiB. With a small
+/// buffer, the agent notices a client that does not read ([`Peer::has_read`]), and the kernel keeps little data for it.
 const SEND_BUFFER: usize = 1;
 
 /// Accepts connections.

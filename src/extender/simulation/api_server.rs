@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Number of API servers.
 pub(super) const SERVERS: usize = 2;
-/// A watch that has nothing to send gets a bookmark this often.
+/// An idle watch gets a bookmark this often.
 const BOOKMARK: u64 = 60 * SECOND;
 
 /// One server's cache of one kind of objects.

@@ -31,7 +31,7 @@ use std::sync::Arc;
 /// `httpTimeout` of the printed configuration.
 const TIMEOUT: u64 = 5 * SECOND;
 
-/// Permit plugins of gangs let pods go on at multiples of this time.
+/// Permit plugins of gangs release pods at multiples of this time.
 const GATE: u64 = 2 * SECOND;
 
 /// A pod without a node.

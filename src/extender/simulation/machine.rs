@@ -27,11 +27,11 @@ use std::sync::Arc;
 use wire::annotation_keys::{EVICT, REGISTER};
 use wire::resource::RequestRules;
 
-/// Slots of each GPU.
+/// Number of slots of each GPU.
 pub(super) const SLOTS: u32 = 4;
-/// Memory of each GPU.
+/// Memory of each GPU, in MiB.
 pub(super) const MIB: u64 = 10_000;
-/// After so many refused starts the agent marks the pod for eviction.
+/// After this number of refused starts the agent marks the pod for eviction.
 const REFUSALS: u32 = 3;
 
 /// A pod that the kubelet has admitted, or has failed.

@@ -13,7 +13,7 @@ use wire::annotation_keys::ALLOCATED;
 /// The namespace of all pods.
 pub(super) const NAMESPACE: &str = "ml";
 
-/// Where somebody who overwrites a claim by hand keeps it.
+/// The annotation that keeps a claim which a person overwrites by hand.
 const KEPT_CLAIM: &str = "example.com/claim-before";
 /// The priority of pods that nothing preempts (`system-node-critical`).
 pub(super) const SYSTEM: i32 = 2_000_001_000;

@@ -122,7 +122,7 @@ pub(super) fn check(cluster: &ClusterState, question: &str, answer: &str) -> Res
 /// Since when each pod waits for the end of pods on its nominated node, as its extender believes.
 pub(super) type Waits = BTreeMap<PodUid, (String, Monotonic)>;
 
-/// A pod waits so long for the end of the processes of its victims.
+/// How long a pod waits for the processes of its victims to end.
 const WAITS: Duration = Duration::from_secs(60);
 
 /// What must also hold: no eviction is offered while a whole GPU becomes free for each that the pod requests, on the node to which

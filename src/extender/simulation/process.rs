@@ -40,7 +40,7 @@ pub(super) type Answers = Arc<Mutex<Vec<(u64, VerbAnswer)>>>;
 /// The agent's end of a stream; dropping it ends the stream.
 pub(super) type AgentEnd = MessageStream<DuplexStream>;
 
-/// Bytes that a stream holds: more than an agent sends before the extender runs, so that nothing waits.
+/// Bytes that a stream's buffer holds: more than an agent sends before the extender runs, so that no write waits.
 const PIPE: usize = 1 << 20;
 
 /// A process.

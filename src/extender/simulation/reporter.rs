@@ -29,13 +29,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use stream::convert;
 
-/// Where an agent asks first.
+/// The address that an agent asks first.
 const SERVICE: &str = "service";
-/// Time for a connection.
+/// Time limit for connecting.
 const CONNECTS_WITHIN: u64 = 15 * SECOND;
-/// Silence of the network after which the extender gives a connection up.
+/// The extender gives up a connection after this silence of the network.
 const GIVEN_UP: u64 = 35 * SECOND;
-/// Silence of the leader after which the agent connects again.
+/// The agent connects again after this silence of the leader.
 const SILENCE: u64 = 22 * SECOND;
 /// An agent opens a stream with a newer token this long before its token expires.
 const RENEWS: u64 = 10 * SECOND;

@@ -24,7 +24,7 @@ const TAKEN: u32 = 12;
 /// How long after a restore of etcd older events may still be on their way.
 const RESTORED: u64 = 60 * SECOND;
 
-/// How long after somebody has put a claim back an extender may not have seen it: until then it gives up a watch that has died.
+/// How long an extender may not see that a claim was put back by hand: within this time it gives up a watch that has died.
 const TAMPERED: u64 = 180 * SECOND;
 
 /// A process, and a node whose agent has a stream to it.

@@ -26,7 +26,7 @@ use std::io;
 use std::time::Duration;
 use wire::annotation_keys::WAKE;
 
-/// How long a request that nobody answers stays open.
+/// How long a request without an answer stays open.
 const HANGS: u64 = 60 * SECOND;
 /// An extender gives up a connection that died silently within this time: it waits 75 s for a watch that is quiet, and may be
 /// paused meanwhile.

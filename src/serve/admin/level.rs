@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use std::sync::Arc;
 
-/// Longest level text accepted, in bytes. A usual one is `5`.
+/// Maximum size of a level text in bytes. A usual text is `5`.
 const MAX_LEVEL: usize = 256;
 
 /// The log level, as the admin port needs it; `steward` implements it.

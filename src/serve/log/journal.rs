@@ -16,12 +16,12 @@ const SOCKET: &str = "/run/systemd/journal/socket";
 const IDENTIFIER: &str = "gpu-steward";
 /// How long a thread waits if journald accepts nothing. Then the line is lost, and the thread continues.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest MESSAGE: journald's own limit for a line of stdout.
+/// Maximum size of MESSAGE in bytes: journald's own limit for a line of stdout.
 const MAX_MESSAGE: usize = 48 * 1024;
-/// Longest field. An event has at most 32 fields, so with MESSAGE it fits into a datagram of the kernel's default size
-/// (208 KiB).
+/// Maximum size of a field in bytes. An event has at most 32 fields, so with MESSAGE it fits into a datagram of the
+/// kernel's default size (208 KiB).
 const MAX_FIELD: usize = 4 * 1024;
-/// Longest field name that journald accepts.
+/// Maximum size of a field name in bytes: journald's limit.
 const MAX_NAME: usize = 64;
 
 /// The connection to journald.

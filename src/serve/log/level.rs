@@ -12,7 +12,7 @@ use tracing_subscriber::reload;
 pub struct Verbosity(pub u8);
 
 impl Verbosity {
-    /// The numbers that make a difference.
+    /// The levels of `-v` that change what is logged.
     pub const STEPS: [u8; 4] = [0, 2, 4, 5];
 
     /// Reads 0, 2, 4 or 5. The numbers 1 and 3 mean the next lower number, as users of klog expect. A number above 5 is
@@ -65,7 +65,7 @@ const OURS: [&str; 14] = [
 /// Libraries that log a line for each frame, poll or wake-up. At `-v 5` they would hide all other lines.
 const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_util", "tonic", "tower", "want"];
 
-/// The target of the extender's lines that follow one pod through all its calls. Only 5 shows them.
+/// The target of the extender's lines that follow one pod through all its calls. Only `-v 5` shows them.
 pub const POD_STEPS: &str = "pod_steps";
 
 /// The filter of each number: 0 logs key events, warnings and errors; 2 what the agent does about them; 4 each step; 5

@@ -16,8 +16,8 @@ use tracing_subscriber::layer::Context;
 
 /// The time within which a line counts as repeated.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Different texts from one place in the code in one window; the 21st and all later ones are only counted. A node has
-/// at most 16 GPUs, so a warning for each of them still fits.
+/// Maximum number of different texts from one place in the code in one window; further texts are only counted. A node
+/// has at most 16 GPUs, so a warning for each of them still fits.
 const DISTINCT: usize = 20;
 /// The target of the line with the count, which must not be counted itself.
 const TARGET: &str = "gpu_steward::repeats";

@@ -10,7 +10,8 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Shorter values (a digit, a letter) may be in a message by chance, so they are always written with their names.
+/// Values with fewer bytes (a digit, a letter) may be in a message by chance, so they are always written with their
+/// names.
 const SHORTEST_NAMED: usize = 3;
 
 /// Writes one event as one line.

@@ -25,21 +25,21 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// Bytes that the kernel keeps of an answer until its client takes them; it counts twice as many as the process's memory.
-/// Without a limit it keeps megabytes for each client that reads nothing.
+/// Maximum bytes of an answer that the kernel keeps until the client takes them; it charges the process for twice as
+/// many. Without a limit it keeps megabytes for each client that reads nothing.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Largest request headers, in bytes. A Kubernetes bearer token has about 1 KiB; hyper's smallest buffer is 8 KiB.
+/// Maximum bytes of request headers. A Kubernetes bearer token has about 1 KiB; hyper's smallest buffer is 8 KiB.
 const HEADER_BYTES: u32 = 16 * 1024;
 /// How long a connection without a request so far stays open after a stop. A client sends its request within a round
 /// trip.
 const REQUEST_WITHIN: Duration = Duration::from_millis(250);
-/// Most bytes of an HTTP/2 connection that a client may send before the application reads them, and most bytes of one
-/// answer that wait for the client. This is HTTP/2's initial window; hyper's default is a megabyte, and a client that
-/// reads nothing holds this much memory for each request.
+/// Maximum bytes that a client may send on an HTTP/2 connection before the application reads them, and maximum bytes of
+/// one answer that wait for the client. This is HTTP/2's initial window; hyper's default is a megabyte, and a client
+/// that reads nothing holds this much memory for each request.
 const HTTP2_WINDOW: u32 = 64 * 1024;
 /// Time between two pings of an HTTP/2 client. A client that does not answer within [`PING_TIMEOUT`] is gone.
 const PING_EVERY: Duration = Duration::from_secs(30);
-/// Time to answer a ping, see [`PING_EVERY`].
+/// Time limit for the answer to a ping, see [`PING_EVERY`].
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One connection with its permit.

@@ -20,11 +20,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// A newcomer stays for this long although other connections wait. Thousands of agents may connect at the same moment.
-/// The extender makes a handshake and checks its token in 0.28 ms, so it is done with 512 newcomers after 0.15 s.
+/// A newcomer stays for this long even if other connections wait. Thousands of agents may connect at the same moment. The
+/// extender makes a handshake and checks its token in 0.28 ms, so 512 newcomers take 0.15 s.
 const NEWCOMER_STAYS: Duration = Duration::from_millis(200);
-/// An address with more newcomers than this gets no such time. Agents behind one relay may share an address, but thousands of
-/// connections from one address would otherwise make all other clients wait.
+/// The newcomers of an address get no such time if there are more than this. Agents behind one relay may share an address,
+/// but thousands of connections from one address would otherwise make all other clients wait.
 const NEWCOMERS_OF_ADDRESS: usize = 64;
 
 /// The open connections. Only the accept loop owns this.

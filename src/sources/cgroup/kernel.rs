@@ -59,7 +59,7 @@ pub(super) enum Kept {
 #[derive(Debug, Default)]
 pub(super) struct Directories(pub(super) [Kept; CONTROLLERS]);
 
-/// Entries of [`Directories`]: one for each [`CgroupController`]. In a v2 tree all controllers share entry 0.
+/// Number of entries of [`Directories`]: one for each [`CgroupController`]. In a v2 tree all controllers share entry 0.
 const CONTROLLERS: usize = 6;
 
 /// A cgroup that no longer exists.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Maximum number of processes of one pod through which one reading tries to read its network.
 const NETWORK_TRIES: usize = 16;
-/// Maximum number of these processes in the same container.
+/// Maximum number of such processes in the same container.
 const TRIES_A_CONTAINER: usize = 2;
 
 /// The cgroups of all pods and containers. Each pass uses its buffers again, so that a pass allocates little.

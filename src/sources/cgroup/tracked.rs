@@ -34,10 +34,10 @@ use wire::cgroup_file::{
     number, oom_kills, process_io,
 };
 
-/// Every nth slow reading also reads the limits; this is n.
+/// The limits are read with every sixth slow reading.
 const LIMITS_EVERY: u64 = 6;
-/// Limit of processes of one cgroup whose `io` is read, about 15 µs each. A cgroup with more processes has no sum,
-/// because a partial sum would be wrong.
+/// Maximum number of processes of one cgroup whose `io` is read, about 15 µs each. A cgroup with more processes has no
+/// sum, because a partial sum would be wrong.
 const MAX_IO_PROCESSES: usize = 256;
 
 /// The files of each slow reading that are worth keeping open: three of eleven.

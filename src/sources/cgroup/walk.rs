@@ -13,18 +13,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use wire::cgroup_path::{CgroupPlace, place};
 
-/// Maximum number of directories that are watched for pods and containers: pods ([`MAX_CGROUPS`] and [`MAX_POD_CGROUPS`] at most)
-/// and thousands of directories of the host (a host has about a hundred services).
+/// Maximum number of directories that are searched for pods and containers: pods ([`MAX_CGROUPS`] and [`MAX_POD_CGROUPS`] at
+/// most) and thousands of directories of the host (a host has about a hundred services).
 const MAX_DIRECTORIES: usize = 16_384;
-/// Greatest depth that is followed: the deepest known (rootless Podman under systemd) is 7.
+/// Maximum depth that is followed: the deepest known tree (rootless Podman under systemd) has 7.
 const MAX_DEPTH: usize = 16;
 
 /// Maximum number of directories that are held open: a node has three with pods in them, and a host some dozens of
 /// slices.
 const MAX_HELD: usize = 64;
 
-/// Every nth full walk is thorough; this is n. With a full walk every 5 s, that is every 30 s. Listing 100 pods costs
-/// about 1 ms.
+/// Every sixth full walk is thorough: every 30 s if a full walk is made every 5 s. Listing 100 pods costs about 1 ms.
 const THOROUGH_EVERY: u64 = 6;
 
 /// A newly found pod or container.

@@ -17,13 +17,13 @@ use wire::kernel_log::{KernelError, KernelMessages};
 const READ_ALL: libc::c_int = 3;
 /// How long one sleep lasts, which is the delay until a stop is noticed.
 const WAIT: Duration = Duration::from_millis(500);
-/// Sleeps between two reads. For each read the kernel goes through its whole log: measured 0.6 ms for 128 KiB with 670
-/// records, and large machines have 1 MiB. An XID that is reported more than 5 s late would not be recognised as the
-/// one from NVML (`nvml::xid`).
+/// Number of sleeps between two reads. For each read the kernel goes through its whole log: measured 0.6 ms for 128 KiB with 670
+/// records, and large machines have 1 MiB. An XID that is reported more than 5 s late would not be recognised as the XID from NVML
+/// (`nvml::xid`).
 const WAITS: u32 = 4;
 /// Bytes to read: first enough for two seconds, then more until the end of the last read is among them.
 const SIZES: [usize; 3] = [16 << 10, 128 << 10, 1 << 20];
-/// Bytes at the end of a read that are kept and searched for in the next one.
+/// Bytes at the end of a read that are kept and searched for in the next read.
 const KEPT: usize = 1024;
 
 /// Starts the thread `kernel-log`, which passes each error to `report` until `stop`, or until the call fails. A log

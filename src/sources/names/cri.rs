@@ -17,9 +17,9 @@ use tonic::transport::Channel;
 
 /// The version that the kubelet sends in its own `Version` request.
 pub(super) const KUBELET_API: &str = "0.1.0";
-/// Longest name that is kept: the limit of Kubernetes for a pod's name.
+/// Maximum size of a name that is kept, in bytes: the limit of Kubernetes for a pod's name.
 const MAX_NAME: usize = 253;
-/// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
+/// Maximum size of an image reference that is kept, in bytes: registries allow 255 for the name, a digest is 71.
 const MAX_IMAGE: usize = 512;
 
 /// Reads the names of containers from the container runtime.

@@ -12,10 +12,10 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-/// A local service hangs if it has not answered after this time. The kubelet and runtimes answer within milliseconds, or
-/// about a second on a machine that swaps.
+/// Time limit for an answer of a local service. The kubelet and runtimes answer within milliseconds, or about a second
+/// on a machine that swaps.
 pub(super) const LIMIT: Duration = Duration::from_secs(2);
-/// Largest response: the limit that the kubelet sets for its runtime, about 8,000 containers of 2 KiB each.
+/// Maximum bytes of a response: the limit that the kubelet sets for its runtime, about 8,000 containers of 2 KiB each.
 pub(super) const MAX_RESPONSE: usize = 16 << 20;
 
 /// Why a request failed; the texts name the request and the socket.

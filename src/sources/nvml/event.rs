@@ -36,8 +36,8 @@ pub(super) const WAIT: Duration = Duration::from_secs(1);
 const WAIT_MS: u32 = 1000;
 /// Pause after a wait that failed, so that a library that fails at once does not spin.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Failed waits in a row before the failure is reported: together they last as long as a wait that is reported as
-/// hanging.
+/// Number of failed waits in a row before the failure is reported: together they last as long as a wait that is
+/// reported as hanging.
 const FAILURES: u32 = 3;
 /// `NVML_…INSTANCE_ID` for "no instance".
 const NO_INSTANCE: u32 = u32::MAX;

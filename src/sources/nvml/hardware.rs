@@ -17,8 +17,8 @@ use std::path::Path;
 use wire::kernel_log::pci_slot;
 use wire::sysfs_file::aer_total;
 
-/// Rounds from one reading of the links to the next: with rounds 15 s apart, a minute. On a GPU with 18 links that is
-/// about two calls a second.
+/// Number of rounds between two readings of the links: a minute with rounds 15 s apart, and about two calls a second for
+/// 18 links.
 const EVERY: u32 = 4;
 
 /// Takes the readings of one round.

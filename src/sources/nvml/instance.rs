@@ -14,7 +14,7 @@ use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 
 /// The profile of an instance while neither its attributes nor its name can be read.
 const UNKNOWN: &str = "unknown";
-/// Longest suffix of a profile: NVIDIA's longest is `me.all`, and several may follow each other.
+/// Maximum size of a profile's suffix in bytes: NVIDIA's longest is `me.all`, and several may follow each other.
 const MAX_SUFFIX: usize = 24;
 
 /// The answers of a slot without an instance.

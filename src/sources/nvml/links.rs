@@ -32,7 +32,7 @@ const FIELDS: [(u32, LinkError); 7] = [
     (NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, LinkError::Symbol),
 ];
 
-/// Kinds that the older call counts, with NVML's number of each.
+/// Kinds of errors that the older call counts, with NVML's number of each kind.
 const COUNTERS: [(&str, u32, LinkError); 4] = [
     ("nvlink replays", 0, LinkError::Replay),
     ("nvlink recoveries", 1, LinkError::Recovery),

@@ -25,11 +25,11 @@ use model::{Absence, Reading};
 use nvml_wrapper::Device;
 use std::path::Path;
 
-/// Longest `/proc/meminfo` that is read: the kernel's has 1.5 KiB.
+/// Maximum bytes of `/proc/meminfo` that are read: the kernel's has 1.5 KiB.
 const MAX_MEMINFO: usize = 16 << 10;
-/// The driver's total is the host's memory if it differs from `MemTotal` by at most this part of it. Drivers of a GB10
-/// report `MemTotal` itself. The GPUs with memory of their own and without BAR1 memory are far from it: a GH200 has 96 or
-/// 144 GB in a host with 120, 240 or 480 GB.
+/// The driver's total is the host's memory if it differs from `MemTotal` by at most one part in this number. Drivers of a
+/// GB10 report `MemTotal` itself. GPUs with their own memory and without BAR1 memory differ far more: a GH200 has 96 or 144
+/// GB in a host with 120, 240 or 480 GB.
 const SAME_SIZE: u64 = 20;
 
 /// The parts of a memory.

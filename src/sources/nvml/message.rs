@@ -7,8 +7,8 @@ use nvml_wrapper::Nvml;
 use std::sync::mpsc::SyncSender;
 use wire::kernel_log::{KernelSxid, KernelXid, PciSlot};
 
-/// How many messages may wait. The supervisor empties the queue several times a second; a GPU that fails sends some
-/// tens of XIDs at once.
+/// Maximum number of messages that wait. The supervisor empties the queue several times a second; a GPU that fails
+/// sends some tens of XIDs at once.
 pub(super) const QUEUE: usize = 256;
 
 /// A message to the supervisor.

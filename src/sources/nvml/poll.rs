@@ -31,18 +31,18 @@ use wire::kernel_log::PciSlot;
 
 /// Time between two inventories of GPUs, in process periods (10 s): NVML has no event for hot-plug.
 const INVENTORY: u32 = 2;
-/// Time between two rounds of the expensive calls on one GPU, in process periods (15 s). PCIe throughput takes 40 ms
-/// where GPM does not count it; for 16 GPUs that keeps the thread busy for 4 % of the time, one GPU at a time.
+/// Time between two rounds of the expensive calls on one GPU, in process periods (15 s). PCIe throughput takes 40 ms if
+/// GPM does not count it; for 16 GPUs the thread is then busy for 4 % of the time, one GPU at a time.
 const SELDOM: u32 = 3;
 /// Time between two readings of the topology, in process periods (60 s); 16 GPUs cost about 500 calls.
 const TOPOLOGY: u32 = 12;
 /// A change of used memory by this much means that a process came, went or grew: a bare CUDA context takes over 100
 /// MiB, and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
 const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
-/// Limits of extra process lists after a jump of used memory. For one GPU: two at once, then one in each process
+/// Maximum number of extra process lists after a jump of used memory. For one GPU: two at once, then one in each process
 /// period, so that constant jumps at most double the cost of lists. For the node: 16 at once, one for each of 16 GPUs,
-/// as when a job starts on all of them; then five in each process period (one a second). One list took up to 4.5 ms,
-/// and a GPU has three (compute, MPS, graphics).
+/// as when a job starts on all of them; then five in each process period (one a second). One list took up to 4.5 ms, and
+/// a GPU has three (compute, MPS, graphics).
 const LISTS_OF_ONE: u32 = 2;
 const LISTS_OF_ALL: u32 = 16;
 const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;

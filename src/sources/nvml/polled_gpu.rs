@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A call that was refused for a lasting reason (not supported, not in this driver, no permission) is not repeated
-/// before this.
+/// A call that was refused for a lasting reason (not supported, not in this driver, no permission) is not repeated for this
+/// long.
 const REFUSAL_LASTS: Duration = Duration::from_secs(60);
 
 /// Calls one GPU, remembers refusals, and logs each kind of failure once.
@@ -293,7 +293,7 @@ pub(super) struct Skew {
 }
 
 impl Skew {
-    /// A smaller step is a clock that is being slewed.
+    /// Microseconds; a clock that goes back by less is being slewed.
     const STEP: i128 = 2_000_000;
     /// NVML's buffers hold at most this much time.
     const BUFFERED: Duration = Duration::from_secs(120);

@@ -21,7 +21,7 @@ use wire::sysfs_file::{hexadecimal, is_gpu_class};
 
 /// Maximum number of PCI devices that are looked at: large hosts have a thousand.
 const MAX_DEVICES: usize = 8192;
-/// Longest text in one of the small files: `0x030200` and a line end.
+/// Maximum bytes of a small file that are read: `0x030200` and a line end.
 const MAX_TEXT: usize = 64;
 
 /// The GPUs on the PCI bus, with the kernel driver that each is bound to. Virtual functions and GPUs that are kept for

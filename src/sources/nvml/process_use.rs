@@ -24,7 +24,7 @@ use std::time::Duration;
 const SHORTEST_WINDOW: Duration = Duration::from_secs(2);
 /// The longest time, in microseconds, that one sample of NVML covers: `nvml.h` says a sixth of a second to one second.
 const LONGEST_REFRESH: u64 = 1_000_000;
-/// Maximum number of samples that are used of one answer: eight for each process that can be listed.
+/// Maximum number of samples of one answer that are used: eight for each process that can be listed.
 const MAX_SAMPLES: usize = 8 * MAX_GPU_PROCESSES;
 
 /// The use of one process, as means over the time since the last list.

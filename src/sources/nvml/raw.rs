@@ -16,7 +16,7 @@ const UNSIGNED_INT: u32 = 1;
 const UNSIGNED_LONG: u32 = 2;
 const UNSIGNED_LONG_LONG: u32 = 3;
 
-/// More sessions than the agent ever has open: it closes a session before it opens one again after a failure.
+/// More sessions than the agent ever has open: after a failure, it closes a session before it opens another session.
 const MOST_SESSIONS: u32 = 8;
 
 /// Counts of remapped memory rows.

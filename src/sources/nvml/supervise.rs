@@ -40,7 +40,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// One poller that hangs, and its replacement.
+/// Maximum number of pollers: one that hangs, and its replacement.
 const MAX_POLLERS: usize = 2;
 /// Longest time between two checks of the heartbeats; also the longest time until a stop is noticed.
 const LONGEST_TICK: Duration = Duration::from_millis(500);

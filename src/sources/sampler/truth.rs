@@ -374,7 +374,7 @@ fn reads_in(pass: impl FnOnce()) -> u64 {
     reads() - before - (before - asking)
 }
 
-/// Passes from one slow reading of a cgroup to its next.
+/// Number of passes between two slow readings of a cgroup.
 const SLOW: u64 = 5;
 
 /// The cost of a pass is counted in calls, because their time depends on what else the machine does. The CPU time of

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Seconds in a day.
 const DAY: f64 = 86_400.0;
-/// Seconds of one burst or pause between bursts.
+/// Length of a burst, and of a pause between bursts, in seconds.
 const SLOT: u64 = 20;
 
 /// One step of splitmix64 (Steele, Lea, Flood: *Fast splittable pseudorandom number generators*): similar inputs give

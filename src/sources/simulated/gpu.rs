@@ -29,7 +29,7 @@ pub(super) struct SimulatedGpu {
     nvlink_bytes: f64,
 }
 
-/// Memory in use beside that of the processes.
+/// Memory in use that belongs to no process, while there are processes.
 const BESIDE_PROCESSES: Bytes = Bytes(8 * Bytes::MIB);
 
 /// The GPUs as NVML would list them, with the topology between them: each half of them shares a NUMA node.

@@ -9,10 +9,10 @@ use model::process::ProcessOwner;
 use model::unit::Bytes;
 use std::fmt;
 
-/// Processes on one GPU.
+/// Number of processes on one GPU.
 pub(super) const ON_EACH: usize = 2;
-/// Limit of processes that are read in one search: each costs a few reads of `/proc`, so this is about 20 ms. If one
-/// search does not find enough processes, the next process list searches again.
+/// Maximum number of processes that are read in one search: each costs a few reads of `/proc`, so a search takes about
+/// 20 ms. If one search does not find enough processes, the next process list searches again.
 const LOOKED_AT: usize = 512;
 
 /// A container that holds one of the GPUs.

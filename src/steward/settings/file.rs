@@ -28,7 +28,7 @@ pub(crate) struct Fault {
     pub what: String,
 }
 
-/// Largest file that the agent reads. All settings take about a screen.
+/// Maximum size of the file in bytes. All settings take about a screen.
 pub(crate) const MAX_BYTES: u64 = 64 * 1024;
 
 /// The end of the error message if the file cannot be parsed completely. The message names one mistake, but there may

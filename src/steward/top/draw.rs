@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use wire::api::ReadingJson;
 use wire::api::Snapshot;
 
-/// Smallest screen, columns and lines. A smaller screen shows only a message.
+/// Columns and lines of the smallest screen. A smaller screen shows only a message.
 const SMALLEST: (u16, u16) = (40, 8);
 
 const HELP: &str = " 1 2 3 4   overview, GPUs, pods, processes        Tab  next view

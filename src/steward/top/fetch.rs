@@ -19,14 +19,14 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use wire::api::Snapshot;
 
-/// Time limit of one response. The agent answers from memory in milliseconds; on a machine that swaps, it may take
+/// Time limit for one response. The agent answers from memory in milliseconds; on a machine that swaps, it may take
 /// seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Largest response in bytes. 8,192 cgroups of about 4 KiB each are 32 MiB; a response of more than twice this size
-/// is not from an agent.
+/// Maximum size of a response in bytes. 8,192 cgroups of about 4 KiB each are 32 MiB; a response of more than twice
+/// this size is not from an agent.
 const MAX_RESPONSE: usize = 64 << 20;
 
-/// Bytes of a refusal that are shown. The agent sends one sentence.
+/// Maximum bytes of a refusal that are shown. The agent sends one sentence.
 const MAX_REFUSAL: usize = 400;
 
 /// The reason why there is no snapshot.

@@ -2,7 +2,7 @@
 
 use wire::api::ReadingJson;
 
-/// Stands for a value that could not be read.
+/// The text for a value that could not be read.
 pub(crate) const ABSENT: &str = "–";
 /// A reading older than this many seconds gets a mark. The longest of the agent's periods is 5 s.
 pub(crate) const OLD: f64 = 10.0;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use wire::api::Snapshot;
 
-/// Longest filter in bytes.
+/// Maximum size of a filter in bytes.
 const MAX_FILTER: usize = 64;
 
 /// An input of the state.

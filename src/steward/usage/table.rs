@@ -6,9 +6,9 @@ use serve::terminal::plain;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Width of the name column: 80 minus the width of the other columns.
+/// Width of the name column in characters: 80 minus the width of the other columns.
 const NAME: usize = 32;
-/// Maximum of reasons for absent values that are shown. A node on which all GPUs fail has a handful.
+/// Maximum number of reasons for absent values that are shown. A node on which all GPUs fail has a handful.
 const MAX_NOTES: usize = 12;
 
 /// The whole table, with a newline at the end.

@@ -61,7 +61,7 @@ fn unknown(other: &Map<String, Value>, carried: CdiVersion) -> impl Iterator<Ite
     other.keys().map(move |key| (key.as_str(), carried))
 }
 
-/// Groups that the container's processes join, for device nodes that only such a group may open.
+/// Groups that the container's processes join, for device nodes that only these groups may open.
 pub(super) const GIDS: &str = "additionalGids";
 /// A class of processor caches and memory bandwidth.
 pub(super) const RDT: &str = "intelRdt";

@@ -11,9 +11,9 @@ use std::collections::BTreeSet;
 const MAX_DEVICES: usize = 1024;
 /// Maximum number of edits of each kind in one set: nvidia-ctk mounts about a hundred files.
 const MAX_EDITS: usize = 4096;
-/// Longest name of a vendor or device: the length of a DNS name.
+/// Maximum size of a vendor's or device's name in bytes: the length of a DNS name.
 const MAX_NAME: usize = 253;
-/// Longest name of a class.
+/// Maximum size of a class's name in bytes.
 const MAX_CLASS: usize = 63;
 /// The points in time at which a hook may run.
 const HOOKS: [&str; 6] = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];

@@ -1,6 +1,6 @@
 //! Types of settings that are more than a number, a word or a flag.
 
-/// Largest factor; a GPU that is offered more than 100 times is of no use.
+/// Maximum factor: a GPU that is offered more than 100 times is of no use.
 const MAX_SCALING: f64 = 100.0;
 
 /// The factor by which the memory or SM time that a GPU offers differs from what it really has.

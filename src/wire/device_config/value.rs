@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Maximum number of entries of one list: models, profiles, GPUs, nodes (a cluster of 5,000).
 pub(super) const MAX_LIST: usize = 8192;
-/// Longest resource name: a DNS name, a slash and 63 characters; other texts are shorter.
+/// Maximum bytes of a text. The longest is a resource name: a DNS name, a slash and 63 characters.
 const MAX_TEXT: usize = 317;
 
 /// The value as text, for a message.

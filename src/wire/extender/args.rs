@@ -10,11 +10,11 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 
-/// Maximum size of a call with a pod and nodes. The names of 15,000 nodes take up to 4 MiB, and a pod up to 9 MiB: etcd
-/// accepts 1.5 MiB, and JSON may need six bytes for one. The rest is room for some 2,000 whole Nodes of 16 KiB; a
-/// scheduler of a larger cluster sends names (`nodeCacheCapable`).
+/// Maximum size of a call with a pod and nodes, in bytes. The names of 15,000 nodes take up to 4 MiB, and a pod up to 9
+/// MiB: etcd accepts 1.5 MiB, and JSON may need six bytes for a byte. The rest is room for some 2,000 whole Nodes of 16
+/// KiB; a scheduler of a larger cluster sends names (`nodeCacheCapable`).
 pub const MAX_EXTENDER_ARGS: usize = 32 << 20;
-/// Maximum size of a bind call: three names of up to 253 characters and a UID, with room for future fields.
+/// Maximum size of a bind call in bytes: three names of up to 253 characters and a UID, with room for future fields.
 pub const MAX_BINDING_ARGS: usize = 64 << 10;
 
 const ARGS: &str = "ExtenderArgs";

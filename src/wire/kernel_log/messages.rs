@@ -22,15 +22,15 @@ use super::{MARK, SWITCH, contains};
 
 /// The prefix of the GPU driver's messages.
 const DRIVER: &[u8] = b"NVRM:";
-/// The beginning of the only sentence that the driver prints in several lines with a prefix each.
+/// The beginning of the only sentence that the driver prints as several lines, each with the prefix.
 const SENTENCE: &[u8] = b"NVRM: The NVIDIA GPU ";
 /// Beginnings of other messages of the driver, without the prefix.
 const HEADS: [&[u8]; 3] = [b"Xid (", b"The NVIDIA GPU ", b"GPU "];
-/// Longest joined message. The kernel cuts a record at 1 KiB; the longest message of the driver is shorter than two.
+/// Maximum bytes of a joined message. The kernel cuts a record at 1 KiB; the driver's messages need less than two.
 const LONGEST: usize = 4096;
-/// Maximum number of lines of a message: the driver's longest one has seven.
+/// Maximum number of lines of a message: the driver's longest message has seven.
 const MOST_LINES: u32 = 32;
-/// Longest header of a line: date, host name (at most 64 bytes), `kernel:` and the time since boot.
+/// Maximum bytes of a line's header: date, host name (at most 64 bytes), `kernel:` and the time since boot.
 const LONGEST_HEADER: usize = 160;
 
 /// The lines of the message that is read at the moment. Only messages of NVIDIA's drivers are kept.
@@ -209,7 +209,7 @@ fn split(line: &[u8]) -> Line<'_> {
         return Line { header: &[], flags: Some(flags), text };
     }
     let mut text = after_priority(line);
-    // A syslog file: `Nov 21 10:00:00 node kernel: …`.
+    // The end of a header in a syslog file: `Nov 21 10:00:00 node kernel: …`.
     const KERNEL: &[u8] = b" kernel: ";
     let front = text.get(..text.len().min(LONGEST_HEADER)).unwrap_or_default();
     if let Some(at) = front.windows(KERNEL.len()).position(|window| window == KERNEL) {

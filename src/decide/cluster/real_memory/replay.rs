@@ -23,21 +23,21 @@ use std::time::Duration;
 const TOTAL: u64 = 48 * 1024;
 /// Length of a step.
 const STEP: Duration = Duration::from_millis(250);
-/// Steps of one row of a series: five seconds.
+/// Number of steps of one row of a series: five seconds.
 const ROW: usize = 20;
-/// Steps between two looks of the agent: one second.
+/// Number of steps between two looks of the agent: one second.
 const LOOK: usize = 4;
 /// Steps of two seconds.
 const GONE: usize = 8;
-/// Looks between two lists of processes.
+/// Number of looks between two lists of processes.
 const LIST: u32 = 5;
 /// A change of memory since the last list that causes a list at once, in MiB.
 const JUMP: u64 = 32;
-/// Pods that come during a series.
+/// Number of pods that come during a series.
 const PODS: usize = 100;
-/// Steps that a pod lives: a minute. In the first half its memory grows.
+/// Number of steps that a pod lives: a minute. In the first half its memory grows.
 const LIVES: usize = 240;
-/// Rows of a series that looks like a recording.
+/// Number of rows of a series that looks like a recording.
 const ROWS: usize = 200;
 
 /// Numbers that look random and are the same in each run.
