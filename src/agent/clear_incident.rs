@@ -22,7 +22,7 @@ pub(super) const QUEUE: usize = 4;
 /// A request to the node task to clear incidents.
 #[derive(Debug)]
 pub(super) struct ClearIncident {
-    /// The GPU; `None` for all.
+    /// The GPU; `None` for all GPUs.
     pub gpu: Option<GpuUuid>,
     /// Receives each GPU of which incidents were cleared, and the GPU's condition afterwards.
     pub answer: oneshot::Sender<Vec<(GpuUuid, GpuCondition)>>,

@@ -33,10 +33,10 @@ pub(crate) enum PodEvent<'a> {
     NoRoom,
     /// The pod holds a GPU that this node does not list.
     GpuMissing(&'a GpuUuid),
-    /// The pod holds this GPU without a claim of its own for it, so the GPU gets no new containers.
+    /// The pod holds this GPU without a claim for it, so the GPU gets no new containers.
     GpuTaken(&'a GpuUuid),
-    /// The pod's processes hold more memory than it claims. As in the next three events, the text is also that of the
-    /// event on the pod.
+    /// The pod's processes hold more memory than it claims. As in the next three events, the event on the pod has the same
+    /// text.
     OverUse(&'a OverUse, &'a str),
     /// The pod has written too much to its folders on this node.
     WroteTooMuch(&'a PodFiles, &'a str),

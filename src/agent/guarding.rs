@@ -67,7 +67,7 @@ impl CheckHistory {
 pub(crate) struct Guarding {
     /// Sends the dry-run writes.
     pub api: ApiServer,
-    /// The pods of this node. One of them is the target of dry-run writes to pods.
+    /// The pods of this node; dry-run writes to pods use one of these pods.
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
     /// Whether this agent evicts pods.
     pub evicts: bool,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub(crate) enum Progress {
     /// The start has begun. It is not known yet whether another agent shares the GPUs of this node.
     Begins,
-    /// Another agent shares the GPUs. This agent waits for it to end.
+    /// Another agent shares the GPUs. This agent waits until the other agent ends.
     Follows {
         /// Whether this agent has prepared everything, so that the other agent may end.
         prepared: bool,

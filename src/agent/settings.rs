@@ -25,7 +25,7 @@ use wire::resource::ResourceOverrides;
 pub struct AgentSettings {
     /// Runs without Kubernetes.
     pub standalone: bool,
-    /// `None`: from `NODE_NAME`, then from the host.
+    /// `None`: the name from `NODE_NAME`, otherwise the host's name.
     pub node_name: Option<NodeName>,
     /// `None`: search the usual places, unless standalone.
     pub kubeconfig: Option<PathBuf>,
@@ -49,7 +49,7 @@ pub struct AgentSettings {
     pub listen: SocketAddr,
     /// The admin port.
     pub admin: AdminSettings,
-    /// The unix socket of the usage stream; `None` if there is none.
+    /// The unix socket of the usage stream; `None` if the stream is not served.
     pub usage_socket: Option<PathBuf>,
     /// Accepted `Host` names in addition to the node's own.
     pub allowed_hosts: Vec<String>,
@@ -200,7 +200,7 @@ impl Gpus {
 pub enum Topology {
     /// It does not.
     None,
-    /// It aligns them with CPUs and memory.
+    /// It aligns the devices with CPUs and memory.
     Aligned,
 }
 

@@ -69,7 +69,7 @@ pub enum ObjectForm {
 pub struct ApiSelection {
     /// The kind.
     pub resource: ApiResource,
-    /// The namespace; `None` for all namespaces, and for objects without one.
+    /// The namespace; `None` for all namespaces, and for objects without a namespace.
     pub namespace: Option<String>,
     /// A field selector; `None` for all objects.
     pub fields: Option<String>,

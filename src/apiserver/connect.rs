@@ -27,7 +27,7 @@ const USER_AGENT: &str = concat!("gpu-steward/", env!("CARGO_PKG_VERSION"));
 pub struct ApiConnection {
     /// The client with its generation; clones are cheap and share its connections.
     client: Arc<Mutex<(u64, Client)>>,
-    /// Makes another client; `None` if there is only this one.
+    /// Makes another client; `None` if no other client can be made.
     config: Option<Arc<Config>>,
     /// The server's address, for log lines.
     pub server: Arc<str>,

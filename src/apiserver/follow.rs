@@ -121,8 +121,8 @@ struct Position {
     seen: Option<String>,
     /// Lists in a row for which the server's cache was too old.
     behind: u32,
-    /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; a second one
-    /// before a watch works is a failure.
+    /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; a second 410 before
+    /// a watch works is a failure.
     forgot: bool,
 }
 
@@ -142,7 +142,7 @@ type Checked<K> =
 enum Presence<O> {
     /// It does not exist any more.
     Gone(GoneEvidence),
-    /// It exists: its newest version, where that can be read.
+    /// It exists: its newest version, if that can be read.
     Present(Option<Box<O>>),
 }
 

@@ -36,8 +36,8 @@ pub enum Importance {
     Ended,
     /// A pod without devices that the kubelet has begun with: its name is shown.
     Named,
-    /// A pod that requests devices while nothing shows that it gets any: no scheduler has given it a claim, and the kubelet has not
-    /// begun with it. In the cluster, none of its containers with a request has run.
+    /// A pod that requests devices but may get none: no scheduler has given it a claim, and the kubelet has not begun with it. In the
+    /// cluster, none of its containers with a request has run.
     Unproven,
     /// It may hold devices.
     MayHold,
@@ -137,7 +137,7 @@ pub struct AllPods {
     rules: Arc<RequestRules>,
     /// `spec.schedulerName` of the pods that wait for this scheduler.
     scheduler: Option<Arc<str>>,
-    /// The namespaces whose pods keep their places like pods that hold GPUs.
+    /// The namespaces whose bound pods keep their places even if they hold no GPU.
     needed: Arc<BTreeSet<Arc<str>>>,
 }
 

@@ -123,7 +123,7 @@ struct Carrier {
     why: Arc<Mutex<Option<String>>>,
     /// Bytes of a frame that is not complete.
     received: Vec<u8>,
-    /// The message whose last frame has not come.
+    /// The message whose last frame has not arrived yet.
     message: Vec<u8>,
     /// Which channels have sent the number of their port.
     begun: [bool; 2],

@@ -12,13 +12,13 @@ const IMPORTANCES: [Importance; 5] =
 /// These objects.
 #[derive(Debug)]
 pub(crate) struct ReadObjects<K: Followed> {
-    /// The objects, with an error for each one that cannot be read.
+    /// The objects, with an error for each object that cannot be read.
     pub(crate) objects: Vec<ReadObject<K>>,
-    /// What they take of the bounds.
+    /// How much the objects take of the bounds.
     taken: Taken,
-    /// What they took when objects were last left out.
+    /// How much the objects took when objects were last left out.
     taken_before: Taken,
-    /// The objects that are not among them, because there are too many; at most as many as are counted.
+    /// The objects that are left out of `objects`, because there are too many; at most as many as are counted.
     pub(crate) left_out: ByImportance<K::Uid>,
 }
 

@@ -55,7 +55,7 @@ pub enum GoneEvidence {
     DeletedEvent,
     /// The API server does not find it, by a read that a quorum of etcd agrees with.
     NotFound,
-    /// Such a read finds an object with this name and another UID.
+    /// By such a read, the API server finds an object with this name and another UID.
     OtherUid,
 }
 
@@ -65,11 +65,11 @@ pub struct Store<K: Followed> {
     held: BTreeMap<K::Uid, Arc<K::Object>>,
     /// Bytes of memory that they take.
     bytes: usize,
-    /// The objects in `held` that matter less than others. Those that matter least lose their places first.
+    /// The objects in `held` that matter less than others. The objects that matter least lose their places first.
     replaceable: ByImportance<K::Uid>,
     /// Objects whose newest version could not be read; bounded like `held`.
     unreadable: BTreeSet<K::Uid>,
-    /// Objects that have left `unreadable` since this list was last taken: they are gone, or can be read again.
+    /// Objects that were removed from `unreadable` since this list was last taken: they are gone, or can be read again.
     settled: Vec<K::Uid>,
     /// Objects that exist and are not held, because the store is full, up to a bound of their own.
     left_out: ByImportance<K::Uid>,
@@ -79,12 +79,12 @@ pub struct Store<K: Followed> {
     deltas: Vec<Delta<K::Object>>,
 }
 
-/// Where the version of an object comes from, which decides whether it may replace a newer one.
+/// Where the version of an object comes from, which decides whether it may replace a newer version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It may come from a cache that lags: a version older than the held one is ignored.
+    /// It may come from a cache that lags: a version older than the held version is ignored.
     MayLag,
-    /// It is the state in etcd. After a restore of etcd its version is lower than the held one.
+    /// It is the state in etcd. After a restore of etcd its version may be lower than the held version.
     FromEtcd,
 }
 

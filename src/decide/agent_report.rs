@@ -31,7 +31,7 @@ pub struct SharingStages {
     pub starting: BTreeSet<PodUid>,
     /// Pods that have ended or are gone, with the devices of their claims. Not all of them have containers.
     pub gone: BTreeMap<PodUid, BTreeSet<GpuUuid>>,
-    /// Pods of which no container got a GPU, as far as their containers are not gone.
+    /// Pods of which no container got a GPU, until their containers are gone.
     pub without_gpus: BTreeSet<PodUid>,
     /// Devices that pods claim, that this node has or had, and that it does not offer.
     pub withdrawn: BTreeSet<GpuUuid>,

@@ -18,7 +18,7 @@ pub enum PossibleHolder {
     PodContainer(PodUid, ContainerId),
     /// A container without a pod.
     Container(ContainerId),
-    /// A pod, where a process runs in the pod's own cgroup.
+    /// A pod, if a process runs in the pod's own cgroup.
     Pod(PodUid),
 }
 

@@ -49,7 +49,7 @@ pub struct CdiFinding {
     /// Whether the runtime reports that its CDI is on. Then a container without its devices does not prove that CDI is
     /// off.
     pub announced: bool,
-    /// The reason; where CDI does not work, also what to change.
+    /// The reason; if CDI does not work, also what to change.
     pub why: Arc<str>,
 }
 

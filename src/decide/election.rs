@@ -102,7 +102,7 @@ pub enum ElectionChange {
     Won,
     /// Leads no longer.
     Lost,
-    /// Still leads, but the Lease is older than the one seen before: etcd was restored to an older state.
+    /// Still leads, but the Lease is older than the Lease that was seen before: etcd was restored to an older state.
     Restored,
 }
 
@@ -113,7 +113,7 @@ pub struct Elector {
     identity: Arc<str>,
     /// The address at which this process serves agents and the other processes, if it serves them.
     address: Option<Arc<str>>,
-    /// The Lease as last read or written, and when its record was first seen; `None` where it does not exist or was never read.
+    /// The Lease as last read or written, and when its record was first seen; `None` if it does not exist or was never read.
     seen: Option<(StoredLease, Monotonic)>,
     /// Whether the next write may use the version of `seen`, without a read before it.
     current: bool,

@@ -99,7 +99,7 @@ pub struct HealthRecord {
     /// The incidents since the GPU was last fit, each with the time when it was first seen. At most [`MAX_XID_CODES`]
     /// XIDs.
     incidents: BTreeMap<Incident, Monotonic>,
-    /// Whether one of them is a condition in the last readings.
+    /// Whether an incident is a condition in the last readings.
     condition_present: bool,
     /// The time of the last event, or of the last reading with a new or continuing condition.
     last: Monotonic,
@@ -116,8 +116,8 @@ pub struct HealthRecord {
     counters: Counters,
     /// The search for evidence of a reset, since an XID that needs one.
     search: Option<ResetSearch>,
-    /// Number of errors by XID, for the incidents that rest on nothing but errors whose severity is not known. The driver
-    /// may still call them nonfatal. At most one entry for each incident.
+    /// Number of errors by XID, for the incidents of which only errors of unknown severity are known. The driver may still call
+    /// them nonfatal. At most one entry for each incident.
     unstated: BTreeMap<u32, u32>,
     /// Number of rounds in a row in which no core reading succeeded, up to [`UNREAD_ROUNDS`].
     unread: u8,
@@ -379,7 +379,7 @@ pub fn nothing_read(sample: &GpuSample) -> bool {
 /// The result of the core readings: memory, utilization, temperature and power. Every GPU supports some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Core {
-    /// One of them has a value, or this kind of GPU supports none of them.
+    /// A core reading has a value, or this kind of GPU supports no core reading.
     Readable,
     /// They were not read: the GPU was left alone, or an incident of its own covers the reason ([`silence`]).
     NotRead,

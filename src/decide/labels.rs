@@ -24,7 +24,7 @@ pub struct PresentLabel {
     pub value: String,
     /// Whether this agent wrote it.
     pub ours: bool,
-    /// Whether another program wrote it; both are true where both wrote the same value.
+    /// Whether another program wrote it. If both wrote the same value, `ours` is true too.
     pub others: bool,
 }
 

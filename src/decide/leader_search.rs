@@ -22,7 +22,7 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How a try has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SearchEnd {
-    /// The extender does not lead, and has named the one that does.
+    /// The extender does not lead, and has named the extender that does.
     Named(Arc<str>),
     /// A stream was open, and has broken.
     Broken,

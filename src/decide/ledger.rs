@@ -30,9 +30,9 @@ pub struct DeviceDemand {
     pub memory: u64,
     /// Percent of SM time.
     pub cores: u64,
-    /// Containers that share the device.
+    /// Number of containers that share the device.
     pub containers: u64,
-    /// Those of the containers that claim all SM time of the device.
+    /// Number of containers that claim all SM time of the device.
     pub exclusive: u64,
 }
 

@@ -36,7 +36,7 @@ const LONGEST_GAP: Duration = Duration::from_secs(60);
 struct MeasuredUse {
     /// The time of the last measurement, and whether the use was above claim plus margin.
     last: (Monotonic, bool),
-    /// Since when all measurements, without a longer gap, have had the same result as the last one.
+    /// Since when all measurements, without a longer gap, have had the same result as the last measurement.
     same_since: Monotonic,
     /// How long the over-use has lasted, in measured time; `None` while there is none.
     over: Option<Duration>,

@@ -69,7 +69,7 @@ pub enum PodWriteOutcome {
     Written,
     /// The pod no longer exists.
     Gone,
-    /// The try has failed; another one is due later.
+    /// The try has failed; another try is due later.
     Failed,
 }
 

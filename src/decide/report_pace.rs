@@ -13,7 +13,7 @@ use model::time::Monotonic;
 /// The pace of one stream. A new stream begins with a new pace.
 #[derive(Clone, Debug, Default)]
 pub struct ReportPace {
-    /// What the leader has, and when the last message was sent.
+    /// The report that the leader has, and when the last message was sent.
     sent: Option<(AgentReport, Monotonic)>,
 }
 

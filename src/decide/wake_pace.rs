@@ -49,7 +49,7 @@ pub(crate) struct WakePace {
     /// The newest wakes, oldest first, at most [`A_SECOND`].
     newest: VecDeque<Monotonic>,
     pods: HashMap<PodUid, PodPace>,
-    /// The wakes that have led to nothing yet, oldest first, and older entries of pods that were asked about meanwhile.
+    /// The wakes without a result yet, oldest first, and older entries of pods that kube-scheduler has asked about since.
     open: VecDeque<(Monotonic, PodUid)>,
     counts: WakeCounts,
 }

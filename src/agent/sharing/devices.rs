@@ -135,7 +135,7 @@ pub(crate) struct SharedDevices {
 #[derive(Debug)]
 pub(crate) struct ReadableEdits {
     pub(super) edits: NodeEdits,
-    /// Why the runtime would refuse them.
+    /// Why the runtime would refuse the edits.
     pub(super) unreadable: Option<Arc<str>>,
 }
 
@@ -143,7 +143,7 @@ pub(crate) struct ReadableEdits {
 #[derive(Debug)]
 struct NodeEditsInputs {
     devices: Vec<Device>,
-    /// Those of [`SHARED_NODE_NAMES`] that the host has.
+    /// The names in [`SHARED_NODE_NAMES`] that the host has.
     shared: Vec<&'static str>,
     host: HostFindings,
     /// The container runtime that reads the specs.

@@ -32,7 +32,7 @@ pub(crate) struct HostFindings {
     pub limiter: Option<LimiterLibrary>,
     /// The container runtime that answered last (`containerd://2.1.4`).
     pub runtime: Option<Arc<str>>,
-    /// The folders without a CDI spec of the toolkit, if there is none.
+    /// The folders that were searched for a CDI spec of the toolkit, if none of them has such a spec.
     pub without_spec: Option<Arc<str>>,
 }
 
@@ -64,7 +64,7 @@ impl HostFindings {
 pub(super) struct LimiterSetting {
     path: PathBuf,
     state: PathBuf,
-    /// The file on the host. A new version of it is kept once it is complete.
+    /// The file on the host. A new version is used once it is complete.
     file: SettledFile,
 }
 

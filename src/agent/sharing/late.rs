@@ -19,7 +19,7 @@ pub(super) struct TicketHolder {
     pub uid: Option<PodUid>,
     /// The pod's namespace and name, if PodResources or the agent's list has them.
     pub pod: Option<PodRef>,
-    /// The container; if several use the ids one after the other, their names separated by commas.
+    /// The container; if several containers use the ids one after the other, their names, separated by commas.
     pub container: Arc<str>,
 }
 

@@ -19,7 +19,7 @@ use wire::device_config::DeviceConfig;
 #[derive(Debug)]
 pub(super) struct DeviceOffer {
     config: DeviceConfig,
-    /// The numbers of slots for these GPU models, where they differ from the configuration.
+    /// The numbers of slots of GPU models for which the configuration's number does not apply.
     split_counts: Vec<(String, u32)>,
     /// The folder of the device nodes.
     devices: SharedDevices,

@@ -35,7 +35,7 @@ struct Filled {
     reply: Option<oneshot::Sender<Result<(), CallRefused>>>,
     /// Whether the files were prefetched.
     prepared: bool,
-    /// The result for a scheduler that waits for it, if any.
+    /// The result, if a scheduler waits for it.
     report: Option<DeliveryResult>,
 }
 

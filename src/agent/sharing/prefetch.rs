@@ -70,7 +70,7 @@ enum Stage {
     Prepared(PrefetchedSpec),
     /// Nothing could be prefetched with the last checkpoint.
     Open,
-    /// Nothing could be prefetched with an earlier checkpoint; the last one may allow it.
+    /// Nothing could be prefetched with an earlier checkpoint; the newest checkpoint may allow it.
     Again,
 }
 

@@ -18,11 +18,11 @@ use tokio::sync::{mpsc, watch};
 pub(super) struct RuntimeCdi {
     known: watch::Sender<NodeCdi>,
     changes: watch::Receiver<NodeCdi>,
-    /// The finding that is in force; `None` before the first one.
+    /// The finding that is in force; `None` before the first finding.
     finding: Option<CdiFinding>,
     /// Results of the tasks that check whether containers got their devices.
     results: (mpsc::Sender<CdiCheckResult>, mpsc::Receiver<CdiCheckResult>),
-    /// The containers that were checked, and those that are being checked.
+    /// The containers that were checked or are being checked.
     checks: CdiChecks,
     seen: CheckSources,
     state_dir: PathBuf,

@@ -56,7 +56,7 @@ pub(crate) struct Run {
     /// Cancelled when the previous agent has ended.
     alone: CancellationToken,
     followed: Arc<OnceLock<bool>>,
-    /// Whether this agent registers while the previous one is still registered.
+    /// Whether this agent registers while the previous agent is still registered.
     beside: Arc<AtomicBool>,
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Sharing {
     pub(super) pods: NodePods,
     /// The device list for the kubelet.
     pub(super) offer: DeviceOffer,
-    /// What pods that are gone hold until their containers are gone too.
+    /// The devices of pods that are gone, until their containers are gone too.
     pub(super) gone: GonePods,
     /// Writes events and annotations on pods, for people and schedulers.
     pub(super) status: PodStatusWriter,

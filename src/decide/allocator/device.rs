@@ -24,7 +24,7 @@ pub struct SharedDevice {
     pub memory: Bytes,
     /// Percent of SM time that pods may claim: 100 times the scaling.
     pub cores: u32,
-    /// The NUMA node, where the machine reports one.
+    /// The NUMA node, if the machine reports it.
     pub numa: Option<u32>,
     /// Whether it is fit for new containers.
     pub healthy: bool,

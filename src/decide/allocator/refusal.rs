@@ -45,7 +45,7 @@ pub enum Refusal {
     NotAlone {
         /// The device.
         device: GpuUuid,
-        /// Whether this pod claims all of it; else a started pod does.
+        /// Whether this pod claims all SM time; otherwise a started pod does.
         own: bool,
     },
     /// Another owner holds the device: a pod that got it from another plugin, or whose claim cannot be mapped to a device.
@@ -66,11 +66,11 @@ pub enum Refusal {
     },
     /// The pod has finished.
     Finished,
-    /// An earlier release gave the container its devices at `Allocate`, and there is no record that they are those of
+    /// An earlier release gave the container its devices at `Allocate`, and no record shows that they are the devices of
     /// its claim.
     Forgotten,
-    /// The kubelet's checkpoint holds no answer for the container's ids, or a broken one: it would start without
-    /// devices and limits.
+    /// The kubelet's checkpoint has no answer, or a broken answer, for the container's ids: it would start without devices
+    /// and limits.
     AnswerLost,
     /// The kubelet has only a ticket for the container, and the node's runtime ignores CDI devices.
     WithoutCdi,

@@ -40,8 +40,8 @@ pub enum StartVerdict {
         /// it is complete now.
         shared: bool,
     },
-    /// The ids are those of a plugin that ran on this node before. The container gets what that plugin answered, and
-    /// the agent does nothing. If the ids look like this agent's, the answer in the checkpoint shows that they are not.
+    /// The ids are ids of a plugin that ran on this node before. The container gets that plugin's answer, and the agent
+    /// does nothing. If they look like this agent's ids, the answer in the checkpoint shows that they are not.
     Foreign,
     /// Not decided yet: the agent judges again when the checkpoint or the pods have changed.
     Wait(WaitReason),

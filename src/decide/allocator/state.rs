@@ -21,7 +21,7 @@ pub const MAX_GPU_PODS: usize = 4096;
 /// What happens to a GPU pod that no scheduler with knowledge of GPUs has placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WithoutClaim {
-    /// `Share` if no scheduler that knows GPUs (HAMi's, or one that uses the GPU extender) has ever placed a pod on
+    /// `Share` if no scheduler that knows GPUs (HAMi's, or a scheduler with the GPU extender) has ever placed a pod on
     /// this node, else `Refuse`.
     Auto,
     /// The pod gets the GPUs of its slots, as with time-slicing.
@@ -59,7 +59,7 @@ pub(super) struct Cordon {
 pub(super) struct PodTable {
     /// At most [`MAX_GPU_PODS`].
     pub by_uid: BTreeMap<PodUid, GpuPod>,
-    /// Pods that got devices at a start, from this process or from an earlier one.
+    /// Pods that got devices at a start, from this process or from an earlier process.
     pub started: BTreeSet<PodUid>,
     /// Whether a scheduler that knows GPUs has ever placed a pod on this node.
     pub served_by_scheduler: bool,

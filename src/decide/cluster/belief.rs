@@ -11,11 +11,11 @@ use std::time::Duration;
 /// The stream of an agent, as the leader sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentBelief {
-    /// `open`, `closed` (the agent may soon open another) or `away`.
+    /// `open`, `closed` (the agent may soon open another stream) or `away`.
     pub state: &'static str,
     /// Time since its last message.
     pub age: Duration,
-    /// What the agent said last about new pods.
+    /// Whether the agent accepts new pods, by its last message.
     pub phase: AgentPhase,
 }
 

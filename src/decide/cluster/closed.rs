@@ -34,8 +34,8 @@ pub enum ClosedReason {
     /// Extenders of gpu-steward with this other Lease have placed this pod here since this scheduler began to use the
     /// node.
     TwoLeases(PodUid, Arc<str>),
-    /// There are too many pods to follow all that request GPUs without a claim. The agent does not say that it refuses them, so one
-    /// of those that are left out may start here.
+    /// Some pods that request GPUs without a claim are left out, because there are too many. The agent does not say that it refuses
+    /// such pods, so a pod that is left out may start here.
     UnprovenLeftOut,
     /// The stream of the agent has ended, and the agent has not opened another in time.
     AgentAway,
@@ -50,8 +50,8 @@ pub enum ClosedReason {
 }
 
 impl ClosedReason {
-    /// Whether the reason is reported in the log and as an event. A Node that is gone is not reported, nor are the reasons that
-    /// each start and upgrade of an agent causes for a moment, nor one that many nodes have at once.
+    /// Whether the reason is reported in the log and as an event. A Node that is gone is not reported, nor are the reasons that each
+    /// start and upgrade of an agent causes for a moment, nor a reason that many nodes have at once.
     pub(super) fn is_news(&self) -> bool {
         !matches!(
             self,
@@ -95,7 +95,7 @@ impl ClosedReason {
     }
 }
 
-/// Why a node is closed, with the name of the pod that closes it, where one does.
+/// Why a node is closed, with the name of the pod that closes it, if a pod does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closing {
     /// The reason.
@@ -180,9 +180,9 @@ impl fmt::Display for Closing {
 pub struct ClosingChange {
     /// The node.
     pub node: NodeName,
-    /// The UID of its Node; `None` where the Node is not known.
+    /// The UID of its Node; `None` if the Node is not known.
     pub uid: Option<ObjectUid>,
-    /// Why it is closed; `None` where it is open again.
+    /// Why it is closed; `None` if it is open again.
     pub closed: Option<Closing>,
 }
 
@@ -199,10 +199,10 @@ pub(super) enum UnknownClaim {
 /// The pods that may keep a node from taking new claims, and the reason that was reported last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockingPods {
-    /// Pods that hold GPUs of the node and whose claim is not known. Everyone who may create pods may make them very many, so copies
-    /// of a node share them.
+    /// Pods that hold GPUs of the node and whose claim is not known. Anyone who may create pods can create very many, so copies of a
+    /// node share them.
     unknown: Arc<BTreeMap<PodUid, UnknownClaim>>,
-    /// Those of them that are [`UnknownClaim::Other`]. Only the kubelet and agents make a pod one of these.
+    /// The pods in `unknown` that are [`UnknownClaim::Other`]. Only the kubelet and agents can cause this.
     others: BTreeSet<PodUid>,
     /// Pods that cannot be read at all, by their UID at the API server.
     pub(super) unreadable: BTreeSet<PodUid>,

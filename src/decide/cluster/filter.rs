@@ -32,7 +32,7 @@ pub struct RefusedNode {
 pub struct FilterVerdict {
     /// The places, in the list of the call, of the nodes that the answer names.
     pub fit: Vec<usize>,
-    /// The score of each of them.
+    /// The score of each node in `fit`.
     pub scores: Vec<i64>,
     /// How each score was made.
     pub explained: Vec<ExplainedScore>,
@@ -76,7 +76,7 @@ impl CheckCounts {
 /// The policy and weights of all scores of one pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scoring {
-    /// Whether a fuller node is better, or an emptier one.
+    /// Whether a fuller node is better, or an emptier node.
     pub policy: NodePolicy,
     /// The weight of each term.
     pub weights: ScoreWeights,

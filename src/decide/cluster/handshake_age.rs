@@ -15,9 +15,9 @@ pub(super) const STALE_AFTER: Duration = Duration::from_secs(300);
 /// The handshake of one node, and how old it is.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HandshakeAge {
-    /// The time that it states; `None` if there is no handshake, or it is not a heartbeat.
+    /// The time in the handshake; `None` if there is no handshake, or it is not a heartbeat.
     stated: Option<WallTime>,
-    /// When it was first looked at.
+    /// When the handshake was first looked at.
     since: Option<Monotonic>,
     is_stale: bool,
 }

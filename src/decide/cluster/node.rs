@@ -35,26 +35,26 @@ pub struct NodeClaims {
     proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
     /// Its pods whose claims are not known.
     blocking_pods: BlockingPods,
-    /// Whether there are pods without a claim that are not followed, on whatever node.
+    /// Whether there are pods without a claim that are not followed, on any node.
     unproven_left_out: bool,
     /// The number of the node, and a count of the changes on which a verdict about it depends: its devices, their claims, its
     /// proposals, and what closes it.
     version: CountedVersion,
-    /// The agent's stream; `None` where the agent has never opened one to this leader.
+    /// The agent's stream; `None` if the agent has never opened a stream to this leader.
     agent: Option<AgentLink>,
     /// The handshake on the Node. It counts only while the agent has no stream.
     handshake: HandshakeAge,
     /// What the Node says is taken of its GPUs.
     shown_assumed: Option<Arc<str>>,
-    /// Whether the agent had a stream when the Node was deleted, and has opened none since then. Until it does, it is
-    /// not known what runs on a new Node of this name: its register may be that of the deleted Node.
+    /// Whether the agent had a stream when the Node was deleted, and has opened no stream since. Until then, it is not known what
+    /// runs on a new Node of this name: its register may be the deleted Node's.
     returns: bool,
     /// Pods that have ended and hold their GPUs until the agent sees no process and no container of them.
     ending: BTreeSet<PodUid>,
     /// The names by which the agent knows the static pods.
     static_pods: StaticPods,
-    /// Devices that pods use or hold that have no claim here, by the agent's reports. The Node registers all of them, which bounds
-    /// their number.
+    /// Devices that pods without a claim here use or hold, by the agent's reports. The Node registers all of them, which bounds their
+    /// number.
     in_use: BTreeSet<GpuUuid>,
     /// The UID of the Node whose register has the devices.
     registered_by: Option<ObjectUid>,

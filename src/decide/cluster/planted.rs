@@ -23,7 +23,7 @@ pub enum PlantedMistake {
     BindTrustsFilter,
     /// A node that was closed by a claim that could not be read stays closed once the claim can be read.
     ReadableClaimStaysUnknown,
-    /// A pod is woken once, whatever that led to.
+    /// A pod is woken only once, whatever the wake led to.
     WokenOnce,
 }
 

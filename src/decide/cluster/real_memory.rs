@@ -26,9 +26,9 @@ pub struct UsageChange {
     pub claimed: Bytes,
     /// Memory in use.
     pub used: Bytes,
-    /// Its utilisation in percent; `None` where it is not known.
+    /// Its utilisation in percent; `None` if not known.
     pub utilization: Option<u32>,
-    /// Number of processes; `None` where there is no list.
+    /// Number of processes; `None` if there is no list.
     pub processes: Option<u32>,
 }
 
@@ -43,17 +43,17 @@ pub struct FailedCheck {
     pub device: GpuUuid,
     /// NVML's index.
     pub index: u32,
-    /// What the container requests.
+    /// Memory that the container requests.
     pub requested: Bytes,
-    /// What the claims leave.
+    /// Memory that the claims leave free.
     pub free: Bytes,
-    /// What is really free.
+    /// Memory that is really free.
     pub really_free: Bytes,
-    /// What pods may claim.
+    /// Memory that pods may claim.
     pub total: Bytes,
     /// What is known of the memory beyond the claims.
     pub beyond: BeyondClaims,
-    /// Who uses most of its memory without a claim. Only operators may see it.
+    /// The users of most of its memory without a claim. Only operators may see them.
     pub users: Box<[MemoryUser]>,
 }
 
@@ -66,7 +66,7 @@ pub enum UnknownMemory {
     Silent,
     /// The agent does not report this GPU.
     NoDevice(GpuUuid),
-    /// There is no reading; `None` where the agent gives no reason.
+    /// There is no reading; `None` if the agent gives no reason.
     NoReading(Option<Absence>),
     /// The list of processes does not show what a pod uses.
     NoAmount,

@@ -67,14 +67,14 @@ pub enum NodeChoice {
     Extender,
 }
 
-/// Maximum number of nodes that the filter names, of those that fit. kube-scheduler computes points for each of them, and with
-/// thousands of nodes that takes most of its time for a pod.
+/// Maximum number of nodes that the filter names, of those that fit. kube-scheduler computes points for each named node, which
+/// takes most of its time for a pod with thousands of nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnsweredNodes {
     /// 5 % of the nodes in the call and at least 100: as many as kube-scheduler itself checks in a large cluster.
     #[default]
     Share,
-    /// At most this many.
+    /// At most this number of nodes.
     AtMost(NonZeroUsize),
     /// All nodes that fit.
     All,
@@ -108,7 +108,7 @@ pub(super) struct PendingPod {
 pub(super) struct PodLocation {
     pub(super) node: NodeName,
     pub(super) pod: PodRef,
-    /// The version of the pod for which its order was made; `None` where the watch has shown it bound.
+    /// The version of the pod for which its order was made; `None` if the watch has shown the pod bound.
     pub(super) version: Option<u64>,
     /// Whether its deletion was requested.
     pub(super) is_being_deleted: bool,
@@ -124,11 +124,11 @@ pub struct ClusterState {
     pub(super) locations: HashMap<PodUid, PodLocation>,
     /// Pods without a node, by their last filter call.
     pub(super) pending: HashMap<PodUid, PendingPod>,
-    /// The members of gangs among them.
+    /// The members of gangs among the pods above.
     pub(super) gangs: Gangs,
     /// Pods that no node fits, and others that wait.
     pub(super) waiting: WaitingPods,
-    /// Which of them are woken.
+    /// Which waiting pods are woken.
     pub(super) wakes: Wakes,
     /// Pods that wait for room on their nominated nodes, because other pods there end.
     pub(super) nominated: NominatedPods,
@@ -159,7 +159,7 @@ pub struct ClusterState {
     pub(super) free_places: Vec<usize>,
     /// The newest verdicts about the nodes.
     pub(super) verdicts: VerdictCache,
-    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to, and with their names where
+    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to, and with their names if
     /// these can be read. Bounded like the pods of the cluster.
     pub(super) unreadable: HashMap<PodUid, (NodeName, Option<PodRef>)>,
     /// Pods that are bound, have not ended and request no GPU, with their nodes. Their processes on a GPU count as processes of
@@ -169,13 +169,13 @@ pub struct ClusterState {
     pub(super) unproven_left_out: bool,
     /// Nodes that may have been closed or opened since the last report of closings.
     pub(super) touched: BTreeSet<NodeName>,
-    /// Nodes whose agents' streams were closed at this moment; the agents may soon open others.
+    /// Nodes whose agents' streams were closed at this moment; the agents may soon open other streams.
     pub(super) closing: HashMap<NodeName, Monotonic>,
     /// Since when the watch of Nodes has not run; `None` while it runs.
     pub(super) unwatched_since: Option<Monotonic>,
     /// When silent agents were looked for last.
     pub(super) looked_for_silent: Monotonic,
-    /// What reports have changed of the memory in use.
+    /// How reports have changed the memory in use.
     pub(super) usage_changes: UsageChanges,
 }
 

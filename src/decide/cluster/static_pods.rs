@@ -18,7 +18,7 @@ pub(super) struct StaticPods(Arc<Hashes>);
 
 #[derive(Clone, Debug, Default)]
 struct Hashes {
-    /// The hash of each pod, by its UID at the API server. There are at most as many as pods on the node.
+    /// The hash of each pod, by its UID at the API server. The map has at most one entry for each pod on the node.
     of: BTreeMap<PodUid, PodUid>,
     /// The pods with each hash.
     pods: BTreeMap<PodUid, BTreeSet<PodUid>>,

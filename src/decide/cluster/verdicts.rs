@@ -59,7 +59,7 @@ pub(super) struct KeptVerdicts(Vec<Arc<[Kept; PART]>>);
 #[derive(Debug)]
 struct OfKind {
     signature: Signature,
-    /// The number of the call that used them last.
+    /// The number of the call that used these verdicts last.
     used: u64,
     verdicts: KeptVerdicts,
 }

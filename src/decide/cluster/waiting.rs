@@ -32,25 +32,25 @@ pub(super) type Member = (Arc<str>, Rank);
 /// What the last filter call of a pod has seen.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    /// The highest number of a node before the call began: nodes with a higher one are newer.
+    /// The highest number of a node before the call began: nodes with a higher number are newer.
     pub(super) newest_node: u64,
     /// The nodes that the call named.
     pub(super) nodes: Arc<NodeSet>,
 }
 
-/// What is known of a pod that waits.
+/// Why a pod waits.
 #[derive(Clone, Debug)]
 enum WaitState {
     /// The pod watch has shown it. kube-scheduler is about to ask for it.
     Shown,
-    /// No call for it is known, and it waited already when this leader began to decide, or there may have been one.
+    /// No call for it is known, but there may have been a call: it waited already when this leader began to decide, for example.
     Inherited,
     /// No node fitted at its last filter call.
     Refused(Asked),
     /// A node fitted at its last filter call.
     Passed,
     /// No node fits it as it is: its request cannot be read, or it has gates. A refused pod whose request is too large to be kept
-    /// counts like this too: kube-scheduler tries it again after five minutes.
+    /// counts the same: kube-scheduler tries it again after five minutes.
     Unplaceable,
 }
 
@@ -58,7 +58,7 @@ enum WaitState {
 #[derive(Clone, Debug)]
 struct WaitingPod {
     namespace: Arc<str>,
-    /// `None` where the pod is [`WaitState::Unplaceable`].
+    /// `None` if the pod is [`WaitState::Unplaceable`].
     request: Option<Box<PlacementRequest>>,
     /// Its last filter call, or when the watch has shown it first.
     at: Monotonic,
@@ -72,7 +72,7 @@ pub(super) struct WaitingKind {
     pub(super) needs: Box<[Need]>,
     /// The nodes on which something has changed since the kind was found not to fit there.
     pub(super) maybe: NodeSet,
-    /// The nodes on which the kind fits, but for pods that are expected there.
+    /// The nodes on which the kind would fit without the pods that are expected there.
     pub(super) blocked: NodeSet,
     /// The pods, by namespace.
     members: BTreeSet<Member>,

@@ -78,7 +78,7 @@ pub struct Wake {
     pub node: NodeName,
     /// The epoch of this leader.
     pub epoch: u64,
-    /// The number of the wake in this process. With the epoch it differs from every earlier one.
+    /// The number of the wake in this process. With the epoch it differs from all earlier wakes.
     pub number: u64,
 }
 
@@ -95,15 +95,15 @@ pub struct WakeStep {
 #[derive(Debug, Default)]
 pub(super) struct Wakes {
     pace: WakePace,
-    /// When a pod of each namespace was last woken, as a count of all wakes.
+    /// For each namespace, the number of the wake that was the last for one of its pods.
     served: BTreeMap<Arc<str>, u64>,
     /// Number of wakes.
     number: u64,
     /// The count of all changes when changed nodes were looked for last.
     looked: Option<u64>,
-    /// Number of these looks. A filter call remembers it: it knows what earlier looks have found.
+    /// Number of looks for changed nodes. A filter call remembers this number: it knows what earlier looks have found.
     looks: u64,
-    /// When every node counted as changed last; `None` if that is due now.
+    /// When every node last counted as changed; `None` if that is due now.
     swept: Option<Monotonic>,
     /// The nodes by their places, as they were seen last.
     seen: Vec<Option<SeenNode>>,
@@ -139,7 +139,7 @@ struct SeenNode {
 #[derive(Clone, Debug)]
 struct KeptRoom {
     node: NodeName,
-    /// When kube-scheduler is late, and the room is kept no longer.
+    /// How long the room is kept: after this time kube-scheduler is late.
     until: Monotonic,
     demands: Vec<(GpuUuid, DeviceDemand)>,
 }
@@ -147,11 +147,11 @@ struct KeptRoom {
 /// Whether a node has room for a pod.
 #[derive(Clone, Debug)]
 enum NodeRoom {
-    /// It takes this much.
+    /// There is room, of which the pod takes this much.
     Free(Vec<(GpuUuid, DeviceDemand)>),
-    /// Only without pods that are expected there.
+    /// There is room only without the pods that are expected there.
     Blocked,
-    /// None.
+    /// There is no room.
     Taken,
 }
 

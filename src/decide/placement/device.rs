@@ -58,7 +58,7 @@ pub enum DeviceFitness {
 pub struct PlacementNode {
     /// The devices.
     pub devices: Vec<PlacementDevice>,
-    /// How well each device is connected to each other one, row by row; empty where it is not known.
+    /// How well each device is connected to each other device, row by row; empty if not known.
     pub links: Box<[u32]>,
     /// What its agent says about the real-time check.
     pub check: NodeCheck,

@@ -17,7 +17,7 @@ pub enum RefusalReason {
     CardNotHealth,
     /// An operator keeps the GPU from new containers.
     CardCordoned,
-    /// Processes of a pod without a claim use the GPU, such as those of a pod that has ended.
+    /// Processes of a pod without a claim use the GPU, such as a pod that has ended.
     CardInUse,
     /// The pod does not accept the product or the sharing mode.
     CardTypeMismatch,
@@ -138,7 +138,7 @@ pub enum NearestMiss {
         requested: Bytes,
         /// Left by the claims on the GPU with the most.
         free: Bytes,
-        /// Really free on it; `None` where that is not checked.
+        /// Memory that is really free on it; `None` if not checked.
         really_free: Option<Bytes>,
         /// Memory of that GPU.
         total: Bytes,
@@ -175,7 +175,7 @@ pub enum NearestMiss {
 pub struct NodeRefusal {
     /// GPUs that failed first at each test, in the order of [`RefusalReason::ALL`].
     counts: [u16; RefusalReason::ALL.len()],
-    /// The tests at which a GPU failed, one bit for each in that order.
+    /// The tests at which a GPU failed: a bit for each test, in the order of [`RefusalReason::ALL`].
     bits: u16,
     /// GPUs that failed for a temporary reason, but are too small for the container even without any claim.
     too_small: u16,

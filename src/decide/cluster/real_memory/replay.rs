@@ -71,10 +71,10 @@ impl RunningPod {
 #[derive(Default)]
 struct ReplayedAgent {
     pace: ReportPace,
-    /// The memory in use when the newest list was made, and what each pod used of it, in MiB.
+    /// The memory in use when the newest list was made, and how much each pod used, in MiB.
     listed: Option<u64>,
     own: BTreeMap<PodUid, u64>,
-    /// Looks since then.
+    /// Number of looks since the newest list.
     looks: u32,
 }
 
