@@ -48,7 +48,7 @@ pub(crate) enum Subject {
     },
     /// This machine.
     Node(NodePlaces),
-    /// What a report of a problem needs.
+    /// Collects what a report of a problem needs.
     Bundle(BundleOptions),
 }
 

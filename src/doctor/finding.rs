@@ -50,7 +50,7 @@ pub(crate) struct Finding {
     pub(crate) verdict: Verdict,
     /// A sentence.
     pub(crate) what: String,
-    /// What it rests on.
+    /// The facts that show it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) evidence: Vec<String>,
     /// What to do, one step in each line.

@@ -59,9 +59,9 @@ impl LeaderPlace {
 #[derive(Debug)]
 pub(crate) struct Leader {
     http: HttpConnection,
-    /// The name that it knows itself by.
+    /// The name by which the leader knows itself.
     host: String,
-    /// Who it is, for people.
+    /// The leader's name for people.
     pub(crate) name: String,
     /// Carries the connection, if it goes through the API server.
     port: Option<ForwardedPort>,

@@ -24,7 +24,7 @@ use wire::described_pod::DescribedPod;
 pub(crate) struct NodesSeen {
     pub(crate) nodes: Seen<Vec<DescribedNode>>,
     pub(crate) believed: Seen<BelievedNodesJson>,
-    /// When the Nodes had been read.
+    /// The time when all Nodes had been read.
     pub(crate) time: TimeSeen,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Decision {
     pub(super) pod: PodRef,
     /// The call that it answers.
     pub(super) verb: DecisionVerb,
-    /// One sentence.
+    /// The result in one sentence.
     pub(super) result: String,
     /// For a filter decision: what the pod requested, and how the nodes compare.
     pub(super) detail: Option<Box<FilterDetail>>,

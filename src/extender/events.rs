@@ -83,7 +83,7 @@ struct QueuedEvent {
 pub(super) struct PodEvents {
     queue: mpsc::Sender<QueuedEvent>,
     recent: Mutex<RecentEvents>,
-    /// What was reported of Nodes.
+    /// The events that were reported about Nodes.
     pub(super) closings: Mutex<ClosingPace>,
     dropped: AtomicU64,
 }

@@ -60,7 +60,7 @@ pub(super) fn best<'a>(verdict: &FilterVerdict, names: &[&'a str], most: usize) 
 pub(super) struct FilterDetail {
     /// What the containers request.
     pub(super) requests: Vec<ContainerRequest>,
-    /// Nodes with their scores, the best ones first.
+    /// Nodes with their scores, the best nodes first.
     pub(super) scores: Vec<(Box<str>, i64, Explained)>,
     /// What the scores have in common.
     pub(super) scoring: Scoring,

@@ -70,7 +70,7 @@ struct LeadershipState {
     won: Option<Instant>,
     /// Whether it has seen everything that was written before `won`.
     caught_up: bool,
-    /// Failed calls in a row, of which the first one is logged.
+    /// Number of failed calls in a row, of which the first is logged.
     failures: u32,
 }
 

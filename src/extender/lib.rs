@@ -231,7 +231,7 @@ fn namespace(settings: &LeaseSettings) -> Arc<str> {
 struct OwnIdentity {
     /// Its name in the election.
     name: NodeName,
-    /// Where agents and the other extenders reach it.
+    /// The address at which agents and the other extenders reach this process.
     address: Option<Arc<str>>,
     /// Its pod; `None` outside a pod.
     pod: Option<(PodUid, PodRef)>,

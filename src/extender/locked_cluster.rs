@@ -60,11 +60,11 @@ pub(super) struct KnownBefore {
 pub(super) struct LockedCluster {
     cluster: Mutex<ClusterState>,
     /// Pods with orders that the pod watch has not shown bound yet, each with the time when its binding was written, once that is
-    /// known. A task of the binder follows each of them. The lock of the state is always taken before this one.
+    /// known. A task of the binder follows each pod. The lock of the state is always taken before this lock.
     unshown: Mutex<HashMap<PodUid, Option<Instant>>>,
     /// Pods without GPUs that kube-scheduler may ask to bind.
     plain: Mutex<PlainPods>,
-    /// Pods that the state has no place for. The lock of the state is always taken before this one.
+    /// Pods that the state has no place for. The lock of the state is always taken before this lock.
     deferred: Mutex<DeferredPods>,
     /// Pods without a node whose objects have no room for what is written later.
     large: Mutex<LargePods>,
@@ -99,7 +99,7 @@ pub(super) struct ClusterCounts {
     pub(super) expected: usize,
     /// Pods that no node fits.
     pub(super) refused: usize,
-    /// What wakes of pods have led to.
+    /// The outcomes of wakes.
     pub(super) wakes: WakeCounts,
     pub(super) claims: BTreeMap<&'static str, usize>,
 }
@@ -123,7 +123,7 @@ pub(super) struct ClaimedShare {
     /// Its place among the containers, init containers first.
     pub(super) container: usize,
     pub(super) device: GpuUuid,
-    /// Bytes; `None` where no amount is claimed.
+    /// Bytes; `None` if no amount is claimed.
     pub(super) memory: Option<u64>,
     /// Percent.
     pub(super) cores: u32,

@@ -157,7 +157,7 @@ pub(super) struct Scrape<'a> {
     /// Readers of a large answer that were too slow.
     pub(super) readers_cut: u64,
     pub(super) events_dropped: u64,
-    /// `None` where this extender serves no agents.
+    /// `None` if this extender serves no agents.
     pub(super) streams: Option<&'a StreamScrape>,
 }
 
@@ -166,7 +166,7 @@ pub(super) struct Scrape<'a> {
 pub(super) struct StreamScrape {
     pub(super) live: Arc<LiveCallers>,
     pub(super) counts: Arc<StreamCounts>,
-    /// Of the TLS port.
+    /// The counts of the TLS port.
     pub(super) connections: Arc<ConnectionCounts>,
 }
 

@@ -51,7 +51,7 @@ struct MarkState {
 #[derive(Debug)]
 struct AwaitedMark {
     value: Arc<str>,
-    /// The moment just before it was written.
+    /// The moment just before the mark was written.
     begun: Instant,
     shown: bool,
     known: oneshot::Sender<()>,

@@ -15,7 +15,7 @@ pub(super) enum PlantedMistake {
     NoListAfterWin,
     /// The list that a new leader reads comes from a cache of the API server.
     StaleRelist,
-    /// A new leader treats a mark that it has written as one that its pod watch has shown.
+    /// A new leader treats a mark that it has written as if its pod watch had shown the mark.
     WrittenMarkIsSeen,
     /// A leader decides although its term is over by its own clock.
     EndlessTerm,
@@ -50,7 +50,7 @@ pub(super) enum PlantedMistake {
     UnreportedIsGone,
     /// The processes in the reports of agents keep no claim.
     ProcessesIgnored,
-    /// A GPU of which an agent has no list of processes counts as one without processes.
+    /// A GPU without a list of processes counts as a GPU without processes.
     NoListIsEmpty,
     /// An extender that no longer leads keeps what agents have reported to it.
     ReportsOutliveTerm,
@@ -66,13 +66,13 @@ pub(super) enum PlantedMistake {
     HashIgnored,
     /// A node that was closed by a claim that could not be read stays closed once the claim can be read.
     ReadableClaimStaysUnknown,
-    /// A pod is woken once, whatever that led to.
+    /// A pod is woken only once, whatever the wake led to.
     WokenOnce,
-    /// A new leader wakes no pod about which nobody has asked it.
+    /// A new leader wakes no pod about which it was not asked.
     WaitingPodsAreForgotten,
     /// An extender that no longer leads wakes pods.
     OldLeaderWakes,
-    /// An agent that says nothing of the real-time check counts as one that switches it off.
+    /// An agent that says nothing about the real-time check counts as if it switched the check off.
     UnsetCheckIsOff,
     /// Memory of a GPU counts as used although a newer report shows that it is free.
     FreedMemoryStays,

@@ -87,7 +87,7 @@ pub(super) struct ExtenderPort {
     connections: Arc<ConnectionCounts>,
     /// `None` if this extender forwards no calls.
     proxy: Option<Arc<LeaderProxy>>,
-    /// `None` if it serves no agents.
+    /// `None` if this extender serves no agents.
     streams: Option<(StreamScrape, StreamReadiness)>,
     /// Permits for large bodies.
     large: Semaphore,

@@ -30,8 +30,8 @@ const PING: Duration = Duration::from_secs(5);
 pub(super) struct LeaderProxy {
     authority: Arc<AuthorityKeeper>,
     token_file: PathBuf,
-    /// The connection for bindings. They have their own, because each may wait for seconds, and a connection takes a
-    /// limited number of requests at once.
+    /// The connection for bindings: each may wait for seconds, and a connection takes a limited number of requests at
+    /// once.
     bindings: Mutex<Option<LeaderConnection>>,
     /// The connection for all other calls.
     questions: Mutex<Option<LeaderConnection>>,

@@ -22,13 +22,13 @@ pub struct ExtenderSettings {
     pub listen: SocketAddr,
     /// The admin port.
     pub admin: AdminSettings,
-    /// Accepted `Host` names in addition to those of this machine.
+    /// Accepted `Host` names in addition to this machine's names.
     pub allowed_hosts: Vec<String>,
     /// How the extender serves agents and the other extenders; `None` if it does not serve them.
     pub streams: Option<StreamSettings>,
     /// The Lease of the leader election.
     pub lease: LeaseSettings,
-    /// Whether the leader writes on Nodes what is assumed of their GPUs.
+    /// Whether the leader writes on Nodes how much of their GPUs it assumes to be taken.
     pub assume_annotation: bool,
     /// How nodes and GPUs are chosen.
     pub rules: ClusterRules,

@@ -30,7 +30,7 @@ pub(super) struct WatchHealth {
     unreadable: AtomicU64,
     /// Objects beyond the bound.
     left_out: AtomicU32,
-    /// Those of them that may hold GPUs.
+    /// The objects in `left_out` that may hold GPUs.
     holders_left_out: AtomicU32,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct WatchHealth {
 struct WatchState {
     heard: Option<Instant>,
     broken: Option<Arc<str>>,
-    /// Since when no watch has run; `None` while one runs.
+    /// Since when no watch has run; `None` while a watch runs.
     stopped: Option<Instant>,
     /// Whether the log already has a line that the watch has not run for too long.
     warned: bool,

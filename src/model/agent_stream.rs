@@ -73,12 +73,12 @@ pub struct ReportedGpu {
     pub memory_listed: ReportedReading<Bytes>,
     /// Memory in use that is not attributed to a process of a pod.
     pub memory_unattributed: ReportedReading<Bytes>,
-    /// Number of processes; absent while the agent has no process list. 0 without an age where the driver never lists
-    /// processes, because then the agent never sees any.
+    /// Number of processes; absent while the agent has no process list. 0 without an age if the driver never lists processes,
+    /// because the agent then sees no processes.
     pub processes: ReportedReading<u32>,
     /// Its utilisation in percent. A report is never sent because of it.
     pub utilization: ReportedReading<u32>,
-    /// Who uses most of its memory without a claim, at most [`MAX_REPORTED_USERS`]; for people, and never a reason for a report.
+    /// The users of most of its memory without a claim, at most [`MAX_REPORTED_USERS`]; for people, and never a reason for a report.
     pub users: Box<[MemoryUser]>,
 }
 
@@ -167,8 +167,8 @@ pub struct AgentReport {
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// Its pods, at most [`MAX_REPORTED_PODS`].
     pub pods: BTreeMap<PodUid, ReportedPod>,
-    /// GPUs and MIG instances that the node had, or has and does not offer, at most [`MAX_WITHDRAWN`]. A claim on one of them
-    /// does not count on any device that the node offers.
+    /// GPUs and MIG instances that the node had, or has and does not offer, at most [`MAX_WITHDRAWN`]. A claim on such a device does
+    /// not count on any device that the node offers.
     pub withdrawn: BTreeSet<GpuUuid>,
 }
 
@@ -226,7 +226,7 @@ pub struct LeaderView {
 pub struct ReportTooLarge {
     /// `GPUs` or `pods`.
     pub what: &'static str,
-    /// How many there would be.
+    /// Number that the report would have.
     pub found: usize,
     /// The bound.
     pub most: usize,

@@ -121,7 +121,7 @@ pub struct CgroupSample {
     pub cfs_throttled_periods: Reading<Count>,
     /// Time that it was throttled until the next period.
     pub cfs_throttled: Reading<Nanos>,
-    /// CPU limit in cores (quota divided by period); `Measured(None)` when there is none.
+    /// CPU limit in cores (quota divided by period); `Measured(None)` when there is no limit.
     pub cpu_limit: Reading<Option<f64>>,
     /// All memory charged to it, page cache included.
     pub memory_usage: Reading<Bytes>,
@@ -133,7 +133,7 @@ pub struct CgroupSample {
     pub memory_cache: Reading<Bytes>,
     /// Memory in swap; absent where the kernel does not account for swap.
     pub memory_swap: Reading<Bytes>,
-    /// Memory limit; `Measured(None)` when there is none.
+    /// Memory limit; `Measured(None)` when there is no limit.
     pub memory_limit: Reading<Option<Bytes>>,
     /// Processes of the cgroup that the kernel has killed for lack of memory.
     pub oom_kills: Reading<Count>,

@@ -12,11 +12,11 @@ pub struct CheckpointEntry {
     pub holder: ContainerKey,
     /// Device ids, as the kubelet spells them; ids of a plugin that ran here earlier can be among them.
     pub ids: Vec<Arc<str>>,
-    /// The agent's ticket; `None` where another plugin gave the answer, or the answer holds no ticket.
+    /// The agent's ticket; `None` if another plugin gave the answer, or the answer holds no ticket.
     pub ticket: Option<Ticket>,
     /// Whether another plugin gave the answer: it is not empty and holds nothing of this agent.
     pub foreign: bool,
-    /// Whether the answer to `Allocate` held the devices: an earlier release gave it, where the runtime had no CDI.
+    /// Whether the answer to `Allocate` held the devices: by an earlier release, if the runtime had no CDI.
     pub early: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct ForeignEntry {
     pub holder: ContainerKey,
     /// Whether it is of the agent's resource.
     pub own_resource: bool,
-    /// The GPUs in the answer of the other plugin; where it names none, the device ids.
+    /// The GPUs in the answer of the other plugin; if it names no GPU, the device ids.
     pub devices: Vec<Arc<str>>,
     /// The minor numbers of the GPUs whose device nodes are in that answer.
     pub nodes: Vec<u32>,

@@ -14,9 +14,9 @@ use std::sync::Arc;
 pub struct DeviceShare {
     /// The GPU or MIG instance.
     pub device: GpuUuid,
-    /// Memory that the container may use; `None` where no amount is claimed, so that nothing is limited.
+    /// Memory that the container may use; `None` if no amount is claimed, so that nothing is limited.
     pub memory: Option<Bytes>,
-    /// Percent of the device's SM time; `None` where it is not limited.
+    /// Percent of the device's SM time; `None` if it is not limited.
     pub cores: Option<CorePercent>,
 }
 

@@ -18,16 +18,16 @@ pub struct FollowedNode {
     pub name: NodeName,
     /// When it was created.
     pub created_at: Option<WallTime>,
-    /// The resource version, where the server uses numbers.
+    /// The resource version, if the server uses numbers.
     pub version: Option<u64>,
     /// Its place in the order in which Nodes were first seen.
     pub arrival: Option<Arrival>,
-    /// Annotations about GPUs, ordered by key, bounded like those of a pod.
+    /// Annotations about GPUs, ordered by key, bounded like the annotations of a pod.
     pub annotations: Vec<(Arc<str>, Arc<str>)>,
     /// Number of such annotations that are too large; their values are not known.
     pub annotations_left_out: u32,
-    /// What the Node says is taken of its GPUs, as an extender has written it. It is not among the annotations, so that it takes no
-    /// room of the register; `None` also where it is larger than an extender writes it.
+    /// How much of its GPUs is taken, as an extender has written on the Node. It is not in `annotations`, so that it takes no room
+    /// of the register; `None` also if it is larger than an extender writes it.
     pub assumed: Option<Arc<str>>,
 }
 
@@ -51,10 +51,10 @@ pub struct NodeFacts {
     pub register: Result<Vec<RegisteredGpu>, Arc<str>>,
     /// The devices that an operator cordoned.
     pub cordoned: BTreeSet<GpuUuid>,
-    /// The time in its handshake; `None` if it has no handshake, or one that is not a Unix time.
+    /// The time in its handshake; `None` if it has no handshake, or the handshake is not a Unix time.
     pub handshake: Option<WallTime>,
     /// What the Node says is taken of its GPUs.
     pub assumed: Option<Arc<str>>,
-    /// How well each pair of devices is connected, in both orders; empty where it is not known.
+    /// How well each pair of devices is connected, in both orders; empty if not known.
     pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
 }

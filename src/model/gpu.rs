@@ -43,8 +43,8 @@ pub struct Gpu {
     pub power_limit: Reading<Watts>,
     /// Whether MIG mode is on.
     pub mig_mode: Reading<bool>,
-    /// The MIG instances, ordered by GPU instance and compute instance; measured as an empty list where MIG is off or
-    /// not supported.
+    /// The MIG instances, ordered by GPU instance and compute instance; measured as an empty list if MIG is off or not
+    /// supported.
     pub mig: Reading<Vec<MigInstance>>,
     /// Its links to the other GPUs of the node, ordered by their index.
     pub links: Vec<GpuLink>,
@@ -212,7 +212,7 @@ pub struct GpuLink {
     pub peer: GpuUuid,
     /// The nearest common point of both GPUs.
     pub path: Reading<GpuPath>,
-    /// Number of direct NVLinks between the two; 0 where there are none, absent where they go through a switch.
+    /// Number of direct NVLinks between the two; 0 if there are none, absent if they go through a switch.
     pub nvlinks: Reading<u32>,
 }
 
@@ -408,9 +408,9 @@ readings! {
         pub low_utilization: Reading<Nanos>,
         /// Voltage limits for reliability.
         pub reliability: Reading<Nanos>,
-        /// Any of these causes, with clocks below the application clocks.
+        /// Any cause, with clocks below the application clocks.
         pub application_clocks: Reading<Nanos>,
-        /// Any of these causes, with clocks below the base clocks.
+        /// Any cause, with clocks below the base clocks.
         pub base_clocks: Reading<Nanos>,
     }
 
@@ -444,7 +444,7 @@ readings! {
         pub graphics_active: Reading<Ratio>,
         /// At least one warp on an SM, mean over all SMs.
         pub sm_active: Reading<Ratio>,
-        /// Resident warps, as a share of the possible ones.
+        /// Resident warps, as a share of the possible warps.
         pub sm_occupancy: Reading<Ratio>,
         /// Tensor pipes active.
         pub tensor_active: Reading<Ratio>,

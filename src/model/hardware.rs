@@ -49,7 +49,7 @@ readings! {
         pub pcie_errors: PcieErrors,
         /// Retired memory pages (GPUs before Ampere; later ones remap rows).
         pub retired: RetiredPages,
-        /// Its NVLinks in the order of their numbers, including those that are down. At most [`MAX_NVLINKS`].
+        /// Its NVLinks in the order of their numbers, including links that are down. At most [`MAX_NVLINKS`].
         pub nvlinks: Reading<Arc<[NvLink]>>,
         /// Its place in the NVLink fabric (NVSwitch, NVL72).
         pub fabric: Reading<Fabric>,
@@ -71,7 +71,7 @@ readings! {
     pub struct RetiredPages {
         /// Pages retired after several corrected errors each.
         pub corrected: Reading<Count>,
-        /// Pages retired after one uncorrected error each.
+        /// Pages that were retired after an uncorrected error.
         pub uncorrected: Reading<Count>,
         /// Whether pages wait for the next reset to be retired.
         pub pending: Reading<bool>,
@@ -109,8 +109,8 @@ pub struct NvLink {
     pub number: u32,
     /// Whether it is up.
     pub up: bool,
-    /// Errors since the driver was loaded, in the order of [`LinkError::ALL`]. The architecture determines which of
-    /// them are counted.
+    /// Errors since the driver was loaded, in the order of [`LinkError::ALL`]. The architecture determines which kinds
+    /// are counted.
     pub errors: [Reading<Count>; LinkError::ALL.len()],
 }
 
@@ -139,7 +139,7 @@ pub enum LinkError {
     RecoveryFailed,
     /// Packets received with errors (Blackwell and later).
     Received,
-    /// Symbols received with errors, without the corrected ones (Blackwell and later).
+    /// Symbols received with errors that were not corrected (Blackwell and later).
     Symbol,
 }
 

@@ -12,7 +12,7 @@ use std::fmt;
 pub enum Incident {
     /// The GPU does not answer: it is lost or hangs, or the driver requires a reset or is not loaded.
     Silent(Absence),
-    /// None of its core readings has succeeded for several rounds; this is the reason of the failures.
+    /// No core reading has succeeded for several rounds, for this reason.
     Unread(Absence),
     /// Driver calls to it stalled several times in a short time.
     Stalls,

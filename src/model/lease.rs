@@ -33,7 +33,7 @@ impl fmt::Display for LeaseName {
 /// What a Lease records about its holder. The times are for people only: no decision compares them with a clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// The identity of the holder; `None` where it was released.
+    /// The identity of the holder; `None` if the Lease was released.
     pub holder: Option<Arc<str>>,
     /// How long the Lease is valid after its last change was seen; whole seconds.
     pub duration: Duration,
@@ -43,17 +43,17 @@ pub struct LeaseRecord {
     pub renewed: Option<WallTime>,
     /// How often the holder has changed.
     pub transitions: u64,
-    /// The epoch of the holder's claims (`gpu-steward.io/epoch`); `None` where no holder has written one.
+    /// The epoch of the holder's claims (`gpu-steward.io/epoch`); `None` if no holder has written an epoch.
     pub epoch: Option<u64>,
-    /// The address at which the holder serves agents and the other extenders (`gpu-steward.io/address`); `None` where
-    /// it does not serve them.
+    /// The address at which the holder serves agents and the other extenders (`gpu-steward.io/address`); `None` if it
+    /// does not serve them.
     pub address: Option<Arc<str>>,
 }
 
 /// A Lease as the API server stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredLease {
-    /// The resource version. A write with an older one is refused.
+    /// The resource version. A write with an older version is refused.
     pub version: Arc<str>,
     /// The content.
     pub record: LeaseRecord,

@@ -195,7 +195,7 @@ pub enum GpuSourceState {
     },
     /// NVML cannot be used; the agent tries again with backoff.
     Missing {
-        /// The reason that every GPU reading shows meanwhile.
+        /// The reason that every GPU reading shows until then.
         why: Absence,
         /// One sentence for the operator: what was tried, where, and what to do.
         advice: Arc<str>,
@@ -232,7 +232,7 @@ pub enum ErrorCounter {
     PodWatchFailed,
     /// A pod from the API server could not be parsed.
     PodUnreadable,
-    /// An NVML call failed with an error that is not one of the expected absences.
+    /// An NVML call failed with an error that is not an expected absence.
     NvmlFailed,
     /// A kernel log line could not be read.
     KernelLogFailed,

@@ -8,9 +8,9 @@ use std::sync::Arc;
 /// Which GPUs a pod accepts. The default accepts every GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuSelection {
-    /// The product name contains one of these, in lower case (`nvidia.com/use-gputype`). Empty: any product.
+    /// The product name contains one of these words, in lower case (`nvidia.com/use-gputype`). Empty: any product.
     pub use_types: Vec<Arc<str>>,
-    /// The product name contains none of these, in lower case (`nvidia.com/nouse-gputype`).
+    /// The product name contains none of these words, in lower case (`nvidia.com/nouse-gputype`).
     pub avoid_types: Vec<Arc<str>>,
     /// The UUID is one of these (`nvidia.com/use-gpuuuid`), in order. Empty: any UUID.
     pub use_uuids: Vec<GpuUuid>,
@@ -35,11 +35,11 @@ pub enum NodePolicy {
 /// Which GPUs of a node a container prefers among those that fit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuPolicy {
-    /// The keys by which GPUs are ordered, the first one decides first. Never empty.
+    /// The keys by which GPUs are ordered; the first key decides first. Never empty.
     pub order: Vec<GpuOrder>,
     /// Only GPUs that no other pod shares (`mutex`).
     pub idle_only: bool,
-    /// Several GPUs of one container are the best connected ones (`topology-aware`).
+    /// Several GPUs of one container are the best connected GPUs (`topology-aware`).
     pub topology: bool,
 }
 
@@ -63,7 +63,7 @@ impl Default for GpuPolicy {
 /// The weight of each part of a GPU when GPUs and nodes are compared. At least one is not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScoreWeights {
-    /// Containers on the GPU, of those that may share it.
+    /// Slots, of which each container takes one.
     pub slots: u32,
     /// SM time.
     pub cores: u32,
@@ -95,7 +95,7 @@ pub struct PlacementRequest {
     pub uid: PodUid,
     /// Namespace and name.
     pub pod: PodRef,
-    /// The resource version of the pod with this request, where the server uses numbers.
+    /// The resource version of the pod with this request, if the server uses numbers.
     pub version: Option<u64>,
     /// When it was created.
     pub created: Option<WallTime>,
@@ -109,8 +109,7 @@ pub struct PlacementRequest {
     pub priority: i32,
     /// The gang of the pod, with its namespace: kube-scheduler binds all members of a gang or none.
     pub gang: Option<Arc<str>>,
-    /// Whether it wants to be checked against the memory that is really free (`hami.io/enable-realtime-check`); `None` where it does
-    /// not say.
+    /// Whether it asks for the check of the memory that is really free (`hami.io/enable-realtime-check`); `None` if it does not say.
     pub realtime: Option<bool>,
     /// Whether it also prefers nodes by rules that only kube-scheduler knows: affinity and topology spread.
     pub prefers_nodes: bool,

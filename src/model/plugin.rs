@@ -32,9 +32,9 @@ impl RegistrationState {
 /// What the kubelet does with a second connection for a resource that already has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecondConnection {
-    /// The kubelet keeps both, and the end of one does not affect the other.
+    /// The kubelet keeps both connections, and the end of one does not affect the other.
     Kept,
-    /// The kubelet uses the newer connection, and drops it too when the older one ends.
+    /// The kubelet uses the newer connection, and drops it too when the older connection ends.
     DroppedWithTheFirst,
 }
 
@@ -106,7 +106,7 @@ pub struct DeviceSlots {
     pub unhealthy: u32,
     /// Slots that containers hold and that the agent reports as unhealthy.
     pub used_unhealthy: u32,
-    /// Pods that claim a share of it and have not ended.
+    /// Number of pods that claim a share of it and have not ended.
     pub claims: u32,
     /// Whether it is fit for new containers.
     pub healthy: bool,
@@ -128,7 +128,7 @@ pub struct PodFiles {
     pub bytes: Bytes,
     /// Number of files and folders.
     pub files: u64,
-    /// Whether the pod has written more than the limit. Then the real numbers can be higher than these.
+    /// Whether the pod has written more than the limit. Then the real numbers can be higher.
     pub over: bool,
 }
 
@@ -151,7 +151,7 @@ pub struct PluginView {
     pub starts: Vec<(StartOutcome, u64)>,
     /// Number of starts that had to wait, by the thing they waited for, ordered.
     pub waited: Vec<(&'static str, u64)>,
-    /// Number of containers for which the kubelet counts other devices than those of the claim.
+    /// Number of containers for which the kubelet counts other devices than the claim names.
     pub differing: u64,
     /// Number of running pods that hold a GPU or MIG instance that this node does not list.
     pub without_gpu: u32,

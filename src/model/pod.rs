@@ -52,7 +52,7 @@ pub struct Pod {
     pub phase: PodPhase,
     /// When it was created.
     pub created_at: Option<WallTime>,
-    /// The resource version, where the server uses numbers: higher is later, over all pods.
+    /// The resource version, if the server uses numbers: higher is later, over all pods.
     pub version: Option<u64>,
     /// Its place in the order in which pods came to this node; `None` until it is in a [`PodList`].
     pub arrival: Option<Arrival>,
@@ -63,14 +63,14 @@ pub struct Pod {
     /// Number of annotations that the agent would use but that are too large ([`MAX_ANNOTATIONS`]); their values are
     /// not known.
     pub annotations_left_out: u32,
-    /// How many of those have a key that only the system writes: a claim may be among them.
+    /// How many annotations in `annotations_left_out` have a key that only the system writes, such as a claim.
     pub system_keys_left_out: u32,
     /// Bytes of all annotations together, with their keys and including annotations that are not kept. Kubernetes limits this
     /// number.
     pub annotation_bytes: u32,
     /// Bytes of the whole object as JSON, each escaped character counted as one: at least as many as etcd stores.
     pub bytes: u32,
-    /// About as many bytes as the kubelet may write into its status: most of them repeat what the specification has.
+    /// Estimate of the bytes that the kubelet may write into its status; most of them repeat the specification.
     pub status_bytes: u32,
     /// The labels to show, in the order of [`LabelKeys`].
     pub labels: PodLabels,
@@ -80,7 +80,7 @@ pub struct Pod {
     pub controller: Option<PodController>,
     /// The node on which kube-scheduler has evicted pods for it.
     pub nominated: Option<NodeName>,
-    /// The scheduler that is to place it; `None` where it has a node.
+    /// The scheduler that is to place it; `None` if it has a node.
     pub scheduler: Option<Arc<str>>,
     /// What it requests, if it waits for the scheduler that follows the pods. Only a scheduler sets it.
     pub request: Option<Box<PlacementRequest>>,
@@ -92,7 +92,7 @@ pub struct Pod {
     pub prefers_nodes: bool,
     /// Whether it uses the node's network namespace.
     pub host_network: bool,
-    /// The runtime class that its author chose: the runtime can differ from that of the node's other pods.
+    /// The runtime class that its author chose: its runtime can differ from the runtime of the node's other pods.
     pub runtime_class: Option<Arc<str>>,
     /// Restart policy of its containers.
     pub restart: Option<RestartPolicy>,
@@ -102,15 +102,15 @@ pub struct Pod {
     pub containers_left_out: Option<Box<LeftOutContainers>>,
 }
 
-/// Containers of a pod that are not kept and request extended resources. Those that request none are not counted: a user
+/// Containers of a pod that are not kept and request extended resources. Containers without such requests are not counted: a user
 /// could otherwise make a pod look as if it might hold GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeftOutContainers {
-    /// Number of them.
+    /// Number of these containers.
     pub number: u32,
     /// The resources that they request with an amount other than 0, each once, at most [`MAX_RESOURCES`].
     pub resources: Vec<Arc<str>>,
-    /// Whether they request more than these.
+    /// Whether they request resources that are not in `resources`.
     pub more_resources: bool,
 }
 
@@ -167,11 +167,11 @@ pub struct PodContainer {
     pub image: Option<Arc<str>>,
     /// Limits of extended resources as text, such as `("nvidia.com/gpumem", "8k")`, ordered by name.
     pub limits: Vec<(Arc<str>, Arc<str>)>,
-    /// Number of extended resources beyond [`MAX_RESOURCES`]; those with an amount of 0 are left out first.
+    /// Number of extended resources beyond [`MAX_RESOURCES`]; resources with an amount of 0 are left out first.
     pub limits_left_out: u32,
-    /// Whether one of those may have an amount other than 0. Then it is not known whether the container requests GPUs.
+    /// Whether a resource that was left out may have an amount other than 0. Then the container may request GPUs.
     pub requests_left_out: bool,
-    /// Id of the running or last container of that name; `None` before the first one is created.
+    /// Id of the running or last container of that name; `None` before the first container is created.
     pub id: Option<ContainerId>,
     /// Its state.
     pub state: ContainerState,
@@ -182,7 +182,7 @@ pub struct PodContainer {
 /// The list of the pod's specification that a container is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContainerKind {
-    /// Runs to its end before the next one begins.
+    /// Runs to its end before the next container begins.
     Init,
     /// Listed with the init containers, but runs as long as the pod (`restartPolicy: Always`).
     Sidecar,
@@ -240,12 +240,13 @@ impl PodContainer {
 pub struct PodList {
     /// The pods, ordered by UID, at most [`MAX_POD_OBJECTS`] and [`MAX_NODE_PODS_BYTES`](crate::pod_memory::MAX_NODE_PODS_BYTES).
     pub pods: Vec<Arc<Pod>>,
-    /// Number of pods beyond these bounds or beyond [`MAX_UNPROVEN_PODS`]; at most [`MAX_LEFT_OUT_PODS`] are counted. Those that hold
-    /// no GPU are left out first: pods that have ended, and pods that request none.
+    /// Number of pods beyond these bounds or beyond [`MAX_UNPROVEN_PODS`]; at most [`MAX_LEFT_OUT_PODS`] are counted. Pods that hold
+    /// no GPU are left out first: pods that have ended, and pods that request no GPU.
     pub left_out: u32,
-    /// Those of them that have not ended, have no claim and request no GPU, ordered.
+    /// The pods that are left out, have not ended, have no claim and request no GPU, ordered.
     pub left_out_plain: Arc<[PodUid]>,
-    /// Those of them that request GPUs, have no claim, and that the kubelet has not begun with as far as the API server shows, ordered.
+    /// The pods that are left out, request GPUs and have no claim, and that the API server shows as not begun by the kubelet,
+    /// ordered.
     pub left_out_unproven: Arc<[PodUid]>,
     /// Number of pods whose newest version could not be parsed. If an older version could be parsed, it is in `pods`.
     pub unreadable: u32,

@@ -69,9 +69,9 @@ pub struct GpuProcess {
 pub struct GpuProcesses {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// The list, or the reason why there is none.
+    /// The list, or the reason why there is no list.
     pub list: Reading<Vec<GpuProcess>>,
-    /// Memory that was in use when the list was made, so that both are of one moment.
+    /// Memory that was in use when the list was made, so that list and memory are of one moment.
     pub memory_used: Reading<Bytes>,
     /// NVML's time stamp of the newest utilisation sample that was used.
     pub stamp: Option<WallTime>,

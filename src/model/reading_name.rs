@@ -10,15 +10,15 @@
 /// The names under which a reading is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadingName {
-    /// The name of the metric without its prefix. The name of a counter ends in `_total`, that of a gauge does not.
+    /// The name of the metric without its prefix. The name of a counter ends in `_total`, the name of a gauge does not.
     pub metric: &'static str,
     /// The base unit, with which the name ends (before `_total`); empty if the reading has no unit.
     pub unit: &'static str,
     /// The help text of the metric.
     pub help: &'static str,
-    /// The fixed label of this reading where a metric has several readings, already escaped: `policy="power"`.
+    /// The fixed label of this reading if the metric has several readings, already escaped: `policy="power"`.
     pub label: &'static str,
-    /// The field of `/api/v1`; `None` where the reading has no field of its own there.
+    /// The field of `/api/v1`; `None` if the reading has no field of its own there.
     pub json: Option<&'static str>,
 }
 

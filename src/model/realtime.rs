@@ -14,7 +14,7 @@ pub enum CheckMode {
     /// The GPU is refused.
     #[default]
     Strict,
-    /// The GPU is used only if no other one fits.
+    /// The GPU is used only if no other GPU fits.
     Warning,
     /// Nothing is checked.
     Disabled,
@@ -57,7 +57,7 @@ pub struct CheckRules {
     pub enabled: bool,
     /// The mode on nodes whose agents name none.
     pub mode: CheckMode,
-    /// Memory of strangers up to this amount does not count. Of more, this amount counts in addition.
+    /// If strangers use at most this much memory, it does not count. If they use more, this amount counts in addition.
     pub margin: Bytes,
     /// Whether a pod can only switch the check on, and not off.
     pub only_on: bool,

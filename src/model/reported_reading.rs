@@ -14,9 +14,9 @@ pub struct ReadingAge(
 /// reason, and a later one may report a reason that this release does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportedReading<T> {
-    /// The value, and its age when the report was made; `None` where the age is not known.
+    /// The value, and its age when the report was made; `None` if the age is not known.
     Measured(T, Option<ReadingAge>),
-    /// There is no value; `None` where the reason is not known.
+    /// There is no value; `None` if the reason is not known.
     Absent(Option<Absence>),
 }
 

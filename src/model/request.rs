@@ -42,7 +42,7 @@ pub struct GpuRequest {
     /// Percent of the SM time of each GPU, 0 to 100. With 0 the container claims no SM time and uses what is left, but
     /// it is not placed on a GPU whose SM time is fully claimed.
     pub cores: CorePercent,
-    /// Priority among the containers of one GPU, if one is requested: 0 is high, 1 is low.
+    /// Priority among the containers of one GPU, if a priority is requested: 0 is high, 1 is low.
     pub priority: Option<u32>,
 }
 
@@ -70,7 +70,7 @@ pub struct ContainerRequest {
     pub memory: Option<MemoryRequest>,
     /// Percent of SM time of each GPU, if the pod requests an amount.
     pub cores: Option<CorePercent>,
-    /// Priority among the containers of one GPU, if the pod requests one: 0 is high, 1 is low.
+    /// Priority among the containers of one GPU, if the pod requests a priority: 0 is high, 1 is low.
     pub priority: Option<u32>,
 }
 

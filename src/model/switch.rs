@@ -11,7 +11,7 @@ pub const MAX_SXID_CODES: usize = 64;
 /// An error of an NVSwitch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sxid {
-    /// The switch's PCI bus id, spelled as NVML spells those of GPUs.
+    /// The switch's PCI bus id, spelled as NVML spells the ids of GPUs.
     pub switch: Arc<str>,
     /// The number in NVIDIA's catalogue.
     pub code: u32,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub struct IssuedTicket {
     /// The ticket.
     pub ticket: Ticket,
-    /// Sequence number, higher than that of every ticket issued before.
+    /// Sequence number, higher than the number of every ticket issued before.
     pub order: u64,
     /// The slot ids that the ticket stands for.
     pub ids: Vec<Arc<str>>,

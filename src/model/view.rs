@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The node.
 #[derive(Clone, Debug)]
 pub struct NodeView {
-    /// Sequence number of the view; a larger one is newer. The count starts again when the agent starts.
+    /// Sequence number of the view; a larger number is newer. The count starts again when the agent starts.
     pub sequence: u64,
     /// When the view was made.
     pub now: Now,
@@ -55,7 +55,7 @@ pub struct NodeView {
     pub pods: Vec<PodView>,
     /// Containers that belong to no pod, ordered by id.
     pub containers: Vec<ContainerView>,
-    /// GPU memory that pods claim, where they claim an amount.
+    /// GPU memory that pods claim, if they claim an amount.
     pub memory_claims: Arc<[PodMemoryClaim]>,
     /// The controller of each pod, from the API server, by the UID that the kubelet uses for the pod.
     pub pod_owners: Arc<[(PodUid, PodController)]>,
@@ -67,13 +67,13 @@ pub struct NodeView {
     pub tallies_left_out: u32,
     /// Pods that have held more memory than they claim for a while, ordered by UID and device.
     pub over_uses: Vec<OverUse>,
-    /// Host processes, those with the most CPU first.
+    /// Host processes, the processes with the most CPU first.
     pub processes: Arc<[ProcessView]>,
     /// Number of host processes beyond the bound.
     pub processes_left_out: u32,
-    /// State of the pod watch; `None` where the agent does not watch pods.
+    /// State of the pod watch; `None` if the agent does not watch pods.
     pub pod_watch: Option<PodWatchView>,
-    /// The device plugin; `None` where GPUs are not shared.
+    /// The device plugin; `None` if GPUs are not shared.
     pub plugin: Option<Arc<PluginView>>,
     /// Number of pods and containers beyond the bound.
     pub cgroups_left_out: u32,
@@ -122,8 +122,8 @@ pub struct GpuView {
     pub strangers: u32,
     /// Bytes per second over all NVLinks, sent and received, between the last two readings of their counters.
     pub nvlink_rate: Reading<BytesPerSecond>,
-    /// Memory in use by the newest reading. The sample has more until the next process list if processes have freed memory
-    /// since the last one.
+    /// Memory in use by the newest reading. If processes have freed memory, the sample shows more until the next process
+    /// list.
     pub memory_used_now: Reading<Bytes>,
     /// Memory that was in use when the process list was made.
     pub listed_memory: Reading<Bytes>,
@@ -146,7 +146,7 @@ pub struct GpuView {
 /// server and an MPS server do not change them, and the last known holders stay while the driver does not answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SoleHolders {
-    /// Sole holder of the whole GPU; `None` where the GPU is divided by MIG.
+    /// Sole holder of the whole GPU; `None` if the GPU is divided by MIG.
     pub gpu: Option<SoleHolder>,
     /// Sole holders of GPU instances, by GPU instance id.
     pub instances: Vec<(u32, SoleHolder)>,
@@ -157,8 +157,8 @@ pub struct SoleHolders {
 pub struct SoleHolder {
     /// The pod.
     pub pod: PodUid,
-    /// The name of the container that holds it; `None` where several containers of the pod hold it, or where no source
-    /// has reported the name.
+    /// The name of the container that holds it; `None` if several containers of the pod hold it, or no source has
+    /// reported the name.
     pub container: Option<Arc<str>>,
 }
 
@@ -172,7 +172,7 @@ pub enum GpuHealth {
     /// The GPU answers, and nothing is wrong.
     Healthy,
     /// The GPU answers, and nothing is wrong any longer, but it gets no new containers until the quiet period is over or,
-    /// where an incident requires a reset, until that reset.
+    /// if an incident requires a reset, until that reset.
     Degraded,
     /// The GPU is lost or hangs, a row remapping is pending or failed, or NVML reports a recovery action. It gets no
     /// new containers.
@@ -224,11 +224,11 @@ pub struct PodView {
     pub sample: CgroupSample,
     /// Rates, from its samples.
     pub rates: ContainerRates,
-    /// Network totals, or the reason why there are none.
+    /// Network totals, or the reason why there are no totals.
     pub network: Reading<NetworkSample>,
     /// Containers, ordered by name, then id. The sandbox has no name and is marked as the sandbox.
     pub containers: Vec<ContainerView>,
-    /// What its processes use of each GPU, ordered by GPU.
+    /// How much of each GPU its processes use, ordered by GPU.
     pub gpus: Vec<GpuUse>,
 }
 
@@ -251,12 +251,12 @@ pub struct ContainerView {
     pub rates: ContainerRates,
     /// Network totals; a container of a pod shares the pod's network and shows no totals of its own.
     pub network: Reading<NetworkSample>,
-    /// What its processes use of each GPU.
+    /// How much of each GPU its processes use.
     pub gpus: Vec<GpuUse>,
     /// Device ids that it holds according to the kubelet.
     pub devices: Vec<Arc<str>>,
-    /// GPUs and MIG instances that it holds: those of its claim, or, without a claim, those of the kubelet's ids. Where
-    /// the two differ, the container got what its claim names.
+    /// GPUs and MIG instances that it holds: the devices of its claim, or, without a claim, of the kubelet's ids. If the
+    /// two differ, the container got the devices of its claim.
     pub holds: Vec<GpuUuid>,
 }
 

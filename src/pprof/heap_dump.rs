@@ -57,7 +57,7 @@ pub(crate) struct HeapEstimate {
 /// Why a dump cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeapDumpError {
-    /// The first line is not that of a heap dump.
+    /// The first line is not the first line of a heap dump.
     #[error("a heap dump begins with `heap_v2/RATE`, this one with {0:?}")]
     NotADump(String),
     /// A later line cannot be read.

@@ -102,7 +102,7 @@ pub struct MappingMessage {
     /// Build ID, in hexadecimal.
     #[prost(int64, tag = "6")]
     pub build_id: i64,
-    /// The profile has function names: the reader need not look for them.
+    /// The profile has function names, so the reader need not look for names.
     #[prost(bool, tag = "7")]
     pub has_functions: bool,
     /// The profile has file names.

@@ -74,9 +74,9 @@ pub struct Settings {
     pub certificates: Option<Arc<Certificates>>,
     /// Accepted `Host` names.
     pub hosts: AllowedHosts,
-    /// Token that every request needs; with `None` no request needs one.
+    /// Token that every request needs; with `None` no request needs a token.
     pub token: Option<Arc<str>>,
-    /// Token for the operator paths; `None` where the port requires a token or a client certificate anyway.
+    /// Token for the operator paths; `None` if the port requires a token or a client certificate anyway.
     pub operator: Option<Arc<str>>,
     /// Shows and sets the log level (`/loglevel`).
     pub level: Arc<dyn LogLevel>,

@@ -34,7 +34,7 @@ impl AdminSettings {
 /// What callers of the admin port must show, and its certificates for HTTPS.
 #[derive(Clone)]
 pub struct AdminAccess {
-    /// Token that every request needs; with `None` no request needs one.
+    /// Token that every request needs; with `None` no request needs a token.
     pub token: Option<Arc<str>>,
     /// Certificates for HTTPS; `None` serves plain HTTP.
     pub certificates: Option<Arc<Certificates>>,

@@ -20,25 +20,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How many answers may be in progress, and how many requests may wait for one.
+/// How many answers may be in progress, and how many requests may wait for an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerLimits {
-    /// Most answers with a large body in progress at once. One scraper and one `top` are usual. With 5,000 containers
+    /// Maximum number of answers with a large body at once. One scraper and one `top` are usual. With 5,000 containers
     /// an answer has some 15 MB, so eight stalled clients cost at most 120 MB for the ten seconds until they are cut.
     pub answers: usize,
-    /// Most answers in progress for one address. Two scrapers behind one address run side by side. Four addresses can
-    /// hold all answers; their stalled clients are then cut after
+    /// Maximum number of answers in progress for one address. Two scrapers behind one address run side by side. Four
+    /// addresses can hold all answers; their stalled clients are then cut after
     /// [`crate::server::ConnectionLimits::busy_write_timeout`].
     pub answers_per_peer: usize,
     /// Length of the common queue: requests that wait for one of the `answers` permits. An address has at most
-    /// `answers_per_peer` requests in this queue and in progress together, so it takes 20 addresses to fill both.
+    /// `answers_per_peer` requests in this queue and in progress together, so 20 addresses are needed to fill both.
     pub waiting: usize,
     /// Length of the queue of requests that wait for a permit of their own address. When it is full, an address that
     /// has `answers_per_peer` requests in progress gets 503; other addresses do not. The limit of connections is far
     /// above the number of requests that wait or are answered, so one connection is always idle and can be closed for a
     /// health check.
     pub waiting_for_peers: usize,
-    /// Most requests of one address in that queue. One Prometheus that scrapes all sets of names has four requests.
+    /// Maximum requests of one address in that queue. One Prometheus that scrapes all sets of names has four requests.
     pub waiting_per_peer: usize,
     /// How long a request waits; it is below Prometheus's 10 s.
     pub wait: Duration,

@@ -44,11 +44,11 @@ pub enum Condition {
 /// A token that callers send as `Authorization: Bearer`.
 #[derive(Clone)]
 pub struct BearerToken {
-    /// The token. An empty one admits no caller.
+    /// The token. An empty token admits no caller.
     pub secret: Arc<str>,
     /// What the token gives access to, as the subject of a sentence.
     pub opens: &'static str,
-    /// The name of the token, for the answer to a caller that sends none.
+    /// The name of the token, for the answer to a caller without a token.
     pub name: &'static str,
 }
 

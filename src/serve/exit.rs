@@ -15,7 +15,7 @@ pub enum Exit {
     Usage,
     /// Something that the program needs is not available: an address is in use, or no agent listens.
     Unavailable,
-    /// This process cannot continue, but a new one can: the supervisor must restart the program.
+    /// This process cannot continue, but a new process can: the supervisor must restart the program.
     Restart,
     /// The operating system refuses an operation for lack of permission.
     NoPermission,

@@ -34,8 +34,8 @@ pub struct CheckpointEntries {
     pub held: Arc<[CheckpointEntry]>,
     /// Devices that may be GPUs and that containers got from other plugins, or under other resources.
     pub foreign: Arc<[ForeignEntry]>,
-    /// The reasons why other entries cannot be read. While there are any, a container that is not in `held` may hold
-    /// devices too.
+    /// The reasons why other entries cannot be read. If there are such entries, a container that is not in `held` may
+    /// hold devices too.
     pub unreadable: Arc<[Arc<str>]>,
 }
 

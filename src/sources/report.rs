@@ -69,7 +69,7 @@ struct Kept {
 #[derive(Debug, Default)]
 struct List {
     waiting: VecDeque<Waiting>,
-    /// The number of events among them.
+    /// The number of events in the queue.
     events: usize,
     /// Samples and events that were dropped since the owner got their number.
     dropped: u64,

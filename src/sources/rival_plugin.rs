@@ -29,7 +29,7 @@ const KUBELET: &str = "kubelet.sock";
 pub struct RivalPlugin {
     /// Its socket.
     pub socket: PathBuf,
-    /// The id of its process, if the kernel reports one.
+    /// The id of its process, if the kernel reports it.
     pub pid: Option<i32>,
     /// The number of devices that it lists.
     pub devices: usize,

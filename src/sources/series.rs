@@ -27,7 +27,7 @@ pub(crate) struct Series<T> {
     open: AtomicUsize,
     /// Each use holds the lock for a few moves of pointers; samples are made and dropped outside.
     rings: Mutex<[Option<Ring<T>>; MAX_SUBSCRIPTIONS]>,
-    /// The size of the samples that one ring may keep.
+    /// The total size of the samples that one ring may keep.
     most: usize,
 }
 

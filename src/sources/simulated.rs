@@ -43,7 +43,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// Settings of the simulation.
 #[derive(Debug)]
 pub struct Settings {
-    /// The node that has these GPUs: they stay the same after a restart, and differ from those of other nodes.
+    /// The node that has these GPUs: they stay the same after a restart, and differ from other nodes' GPUs.
     pub node: NodeName,
     /// With sharing: the containers that hold GPUs, which are then the only users. `None`: any process of the machine
     /// may be shown as a user.

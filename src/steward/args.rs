@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub(crate) enum Command {
     /// Run the node agent.
     Agent(RawSettings),
-    /// Remove what agents wrote on this node's Node, or on all Nodes if `true`.
+    /// Removes what agents wrote on this node's Node, or on all Nodes if `true`.
     CleanNode(RawSettings, bool),
     /// Clear the incidents of this GPU, or of `all`, in the agent that runs here.
     ClearIncident(RawSettings, String),
@@ -24,7 +24,7 @@ pub(crate) enum Command {
     Renamed(Box<Command>, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
-    /// Find out what is wrong.
+    /// Finds out what is wrong.
     Doctor(Box<doctor::DoctorCommand>),
     /// Run as the child process that finds symbols for the agent's profiles.
     Symbolize,
@@ -34,7 +34,7 @@ pub(crate) enum Command {
     PrintConfig(RawSettings, Output),
     /// Show a configuration with which kube-scheduler calls the extender.
     PrintScheduler(RawSettings),
-    /// Show what the agent reports.
+    /// Shows what the agent reports.
     Usage(RawSettings, usage::UsageOptions),
 }
 

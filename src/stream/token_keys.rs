@@ -24,13 +24,13 @@ pub enum TokenRefusal {
     /// It was issued by another cluster.
     #[error("the token was issued by another cluster")]
     OtherIssuer,
-    /// It is for another audience.
+    /// The token is for another audience.
     #[error("the token is for another audience")]
     OtherAudience,
     /// It has expired.
     #[error("the token has expired")]
     Expired,
-    /// It is not valid yet.
+    /// The token is not valid yet.
     #[error("the token is not valid yet")]
     NotYet,
 }

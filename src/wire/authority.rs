@@ -27,7 +27,7 @@ const MAX_VALUE: usize = 64 << 10;
 pub struct StoredObject<T> {
     /// Its resource version.
     pub version: Arc<str>,
-    /// Its content; `None` where it is empty, as a chart makes it.
+    /// Its content; `None` if it is empty, as a chart makes it.
     pub content: Option<T>,
 }
 

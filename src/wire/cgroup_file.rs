@@ -19,7 +19,7 @@ pub enum MalformedCgroupFile {
     /// The file is empty, or its last line has no newline.
     #[error("the file is incomplete: its last line has no newline")]
     Incomplete,
-    /// A value that must be a number is not one, or does not fit.
+    /// A value that must be a number is not a number, or is too large.
     #[error("{0} is not a number")]
     NotANumber(&'static str),
     /// A line or key that every kernel writes is missing.
@@ -219,7 +219,7 @@ fn keys<const N: usize>(text: &[u8], names: [&[u8]; N]) -> Result<[Option<u64>; 
 pub struct BlockIo {
     /// Reads from devices: bytes in `io.stat` and `…io_service_bytes`, operations in `…io_serviced`.
     pub read: u64,
-    /// Writes to devices, in the same unit.
+    /// Writes to devices, in the unit of `read`.
     pub write: u64,
     /// Read operations (`io.stat` only).
     pub reads: u64,

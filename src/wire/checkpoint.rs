@@ -52,11 +52,11 @@ pub struct CheckpointRow {
     pub ids: Vec<Arc<str>>,
     /// CDI devices in the plugin's answer to `Allocate`.
     pub cdi_devices: Vec<Arc<str>>,
-    /// The ticket in an annotation of the answer, next to device nodes: earlier releases issued such tickets where the
+    /// The ticket in an annotation of the answer, next to device nodes: earlier releases issued such tickets if the
     /// runtime had no CDI.
     pub ticket: Option<Ticket>,
     /// Whether the answer came from another plugin: it is not empty, and has no ticket of the agent, not even an
-    /// unreadable one.
+    /// unreadable ticket.
     pub foreign: bool,
     /// The UUIDs of GPUs and MIG instances in another plugin's answer, ordered, each once.
     pub answered: Vec<Arc<str>>,
@@ -208,7 +208,7 @@ struct AnswerParts {
 /// `deviceplugin/v1beta1/api.proto`.
 #[derive(Clone, PartialEq, Message)]
 struct AllocateResponse {
-    /// The values are bytes here, because those of other plugins may be anything.
+    /// The values are bytes, because other plugins' values may be anything.
     #[prost(btree_map = "string, bytes", tag = "1")]
     envs: BTreeMap<String, Vec<u8>>,
     #[prost(message, repeated, tag = "2")]

@@ -22,7 +22,7 @@ pub struct DescribedEvent {
     pub warning: bool,
     /// The program that wrote it.
     pub from: String,
-    /// When it was last seen; `None` where it has no time that can be read.
+    /// When it was last seen; `None` if it has no time that can be read.
     #[serde(serialize_with = "time")]
     pub at: Option<WallTime>,
     /// How often it was seen.

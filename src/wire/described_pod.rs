@@ -26,13 +26,13 @@ pub struct DescribedPod {
     pub account: String,
     /// The scheduler that is to place it.
     pub scheduler: String,
-    /// The node that it is bound to; empty for none.
+    /// The node that it is bound to; empty without a node.
     pub node: String,
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     pub phase: String,
-    /// Why it is in this phase, where the API server says so: `OutOfcpu`, `UnexpectedAdmissionError`.
+    /// Why it is in this phase, if the API server says so: `OutOfcpu`, `UnexpectedAdmissionError`.
     pub reason: String,
-    /// The same as a sentence.
+    /// The reason as a sentence.
     pub message: String,
     /// Whether its deletion was requested.
     pub deleting: bool,

@@ -55,7 +55,7 @@ pub struct DeviceConfig {
     pub memory_scaling: DeviceScaling,
     /// Scaling of the SM time that a GPU offers.
     pub core_scaling: DeviceScaling,
-    /// Memory of GPUs for which NVML reports none.
+    /// Memory of GPUs for which NVML reports no memory.
     pub preconfigured_memory: Option<Mib>,
     /// Whether the agent reports the NUMA nodes of the GPUs to kubelet.
     pub numa_topology: bool,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct KeptFile {
     /// Name of the file in errors.
     pub(crate) key: &'static str,
-    /// The version that `encode` writes and the only one that `decode` accepts.
+    /// The version that `encode` writes and the only version that `decode` accepts.
     pub(crate) version: u32,
     /// Maximum size; the agent never writes a longer file.
     pub(crate) max_bytes: usize,

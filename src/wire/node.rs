@@ -27,11 +27,11 @@ const FIELD: &str = "f:";
 /// The metadata of a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeObject {
-    /// UID; empty where the answer has none.
+    /// UID; empty if the answer has no UID.
     pub uid: String,
-    /// Name; empty where the answer has none.
+    /// Name; empty if the answer has no name.
     pub name: String,
-    /// Resource version. The API server refuses a write with this version once there is a newer one.
+    /// Resource version. The API server refuses a write with this version once there is a newer version.
     pub version: String,
     annotations: BTreeMap<String, String>,
     labels: BTreeMap<String, String>,

@@ -60,7 +60,7 @@ pub enum BadPlacementRequest {
         /// Maximum number of GPUs.
         most: u64,
     },
-    /// To find GPUs for so many containers on each node takes so long that other pods would wait for it.
+    /// Finding GPUs for so many containers on each node would take so long that other pods would wait.
     #[error(
         "the pod cannot be placed: {containers} of its containers request GPUs, and more than {MOST_GPU_CONTAINERS} would keep other pods \
          waiting; split it into several pods"
@@ -69,8 +69,8 @@ pub enum BadPlacementRequest {
         /// Number of its containers that request GPUs.
         containers: usize,
     },
-    /// Its annotations have no room for its claim and what is written later. The API server would then refuse every write to
-    /// the bound pod.
+    /// Its annotations have no room for its claim and for later writes. The API server would then refuse every write to the bound
+    /// pod.
     #[error(
         "the pod cannot be placed: its annotations have {bytes} bytes, and more than {most} leave no room for its claim: \
          Kubernetes allows {MAX_ANNOTATION} bytes in all; make them shorter"
@@ -81,7 +81,7 @@ pub enum BadPlacementRequest {
         /// Maximum number of bytes.
         most: usize,
     },
-    /// Its object has no room for what is written later.
+    /// Its object has no room for later writes.
     #[error(
         "the pod cannot be placed: it has {} KiB and its status may need {} KiB more, and with more than {} KiB together its \
          status may not fit into what etcd stores; use fewer containers, and shorter texts, image names, mount paths, and variables \
@@ -94,7 +94,7 @@ pub enum BadPlacementRequest {
         /// Bytes that its status may need.
         status_bytes: u32,
     },
-    /// Some annotations were not read, and a condition of the pod may be among them.
+    /// Some annotations were not read, and may contain a condition of the pod.
     #[error(
         "the request for GPUs cannot be read: {left_out} of its annotations are not read: together they are longer than \
          {MAX_ANNOTATIONS} bytes, where each counts {ANNOTATION_BYTES} bytes more"

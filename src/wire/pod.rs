@@ -231,7 +231,7 @@ struct Metadata<'a> {
     creation_timestamp: Option<String>,
     deletion_timestamp: Option<String>,
     annotations: OrNull<Annotations>,
-    /// Parsed only where the caller requests labels.
+    /// Parsed only if the caller requests labels.
     #[serde(borrow)]
     labels: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -335,7 +335,7 @@ struct Container<'a> {
     restart_policy: OrNull<String>,
     working_dir: ValueSize,
     resources: OrNull<Resources>,
-    /// Parsed only where a text of the container refers to a variable.
+    /// Parsed only if a text of the container refers to a variable.
     #[serde(borrow)]
     env: Option<&'a RawValue>,
     command: OrNull<FirstText>,
@@ -640,10 +640,10 @@ pub(crate) struct Annotations {
     pub(crate) kept: Vec<(Arc<str>, Arc<str>)>,
     pub(crate) left_out: u32,
     system_left_out: u32,
-    /// Bytes of all of them, kept or not.
+    /// Bytes of all annotations, kept or not.
     bytes: usize,
     mirror_of: Option<PodUid>,
-    /// Of a Node: what it says is taken of its GPUs. It takes no room of the others, and a pod has none.
+    /// On a Node: how much of its GPUs is taken. It takes no room of other annotations, and a pod does not have it.
     pub(crate) assumed: Option<Arc<str>>,
 }
 

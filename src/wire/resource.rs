@@ -131,9 +131,9 @@ impl ResourceOverrides {
 pub struct RequestRules {
     /// Names of the resources.
     pub names: ResourceNames,
-    /// Memory where the pod requests none; `None` is the whole GPU.
+    /// Memory if the pod requests no memory; `None` is the whole GPU.
     pub default_memory: Option<Mib>,
-    /// Cores where the pod requests none.
+    /// Cores if the pod requests no cores.
     pub default_cores: CorePercent,
     /// MiB in one unit of the memory resource.
     pub memory_factor: u32,

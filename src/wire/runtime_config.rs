@@ -23,7 +23,7 @@ const KEY: &str = "runtime configuration";
 pub struct RuntimeConfig {
     /// The handler of pods that name no runtime class.
     pub default_handler: Option<String>,
-    /// The program of that handler, where the configuration names one.
+    /// The program of the default handler, if the configuration names it.
     pub default_program: Option<String>,
     /// Whether CDI is on.
     pub cdi: Option<bool>,

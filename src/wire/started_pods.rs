@@ -15,7 +15,7 @@ pub const MAX_BYTES: usize = 1 << 20;
 /// The content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StartedPods {
-    /// The pods of all lines that can be read, without those that have ended.
+    /// The pods of all lines that can be read, except pods that have ended.
     pub pods: BTreeSet<PodUid>,
     /// The number of lines.
     pub lines: usize,

@@ -30,7 +30,7 @@ pub struct JournalLine {
 pub struct TicketJournalText {
     /// The lines that can be read, in the order of issue.
     pub lines: Vec<JournalLine>,
-    /// The number of lines that cannot be read, and the fault of the first of them.
+    /// The number of lines that cannot be read, and the fault of the first such line.
     pub unreadable: Option<(usize, DecodeError)>,
     /// The length of the file.
     pub bytes: u64,

@@ -46,7 +46,7 @@ pub enum TokenAlgorithm {
 pub struct UncheckedToken {
     /// The algorithm in its header.
     pub algorithm: TokenAlgorithm,
-    /// The key id in its header, if there is one.
+    /// The key id in its header, if the header has a key id.
     pub key: Option<Arc<str>>,
     /// The signed bytes.
     pub signed: Vec<u8>,

@@ -67,7 +67,7 @@ pub type ReadObject<K> = Result<<K as WatchedKind>::Object, UnreadableObject<<K 
 pub struct ListPage<'a> {
     /// The resource version from which a watch continues.
     pub version: String,
-    /// The `continue` token for the next page, if there is one.
+    /// The `continue` token for the next page, if there is a next page.
     pub next: Option<String>,
     items: Vec<&'a RawValue>,
 }
@@ -94,7 +94,7 @@ pub struct UnreadableObject<U> {
 pub enum WatchEvent<O, U> {
     /// An object was added or changed.
     Applied(Box<Result<O, UnreadableObject<U>>>),
-    /// An object was deleted: its UID, where it can be read.
+    /// An object was deleted: its UID, if it can be read.
     Deleted(Option<U>),
     /// All events up to this version have been sent.
     Bookmark,
@@ -109,7 +109,7 @@ pub struct ApiRefusal {
     pub code: u16,
     /// Its text, cut to one line.
     pub message: String,
-    /// Whether the answer was a `Status` object. Only an API server sends these; a proxy in front of it does not.
+    /// Whether the answer was a `Status` object. Only an API server sends them; a proxy in front of it does not.
     pub is_status: bool,
 }
 
@@ -118,7 +118,7 @@ pub struct ApiRefusal {
 pub struct WatchLine<O, U> {
     /// The event.
     pub event: WatchEvent<O, U>,
-    /// The resource version from which a watch continues after it; `None` where the line has none.
+    /// The resource version from which a watch continues after it; `None` if the line has no version.
     pub version: Option<String>,
 }
 

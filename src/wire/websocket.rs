@@ -12,7 +12,7 @@ const MAX_CONTROL: usize = 125;
 /// The meaning of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WebSocketOpcode {
-    /// More of the message that the last data frame has begun.
+    /// The next part of the message that the last data frame has begun.
     Continuation,
     /// Data, as text or as bytes.
     Data,

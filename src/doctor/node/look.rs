@@ -43,10 +43,10 @@ pub(crate) struct NodePlaces {
     pub(crate) dev: PathBuf,
     pub(crate) kubelet: PathBuf,
     pub(crate) cdi_dirs: Vec<PathBuf>,
-    /// The one of them in which the agent writes.
+    /// The folder in `cdi_dirs` in which the agent writes.
     pub(crate) own_cdi_dir: PathBuf,
     pub(crate) agent: SocketAddr,
-    /// Whether the agent serves HTTPS there, and nothing else.
+    /// Whether the agent serves only HTTPS there.
     pub(crate) agent_has_tls: bool,
     pub(crate) usage_socket: PathBuf,
 }
@@ -65,7 +65,7 @@ pub(crate) struct CdiFolder {
     pub(crate) tried: Tried,
     /// Whether the agent writes its specs here.
     pub(crate) is_agents: bool,
-    /// Files in it that NVIDIA's toolkit wrote, and those of gpu-steward.
+    /// Number of its files that NVIDIA's toolkit wrote, and of gpu-steward's files.
     pub(crate) toolkit: usize,
     pub(crate) own: usize,
 }
@@ -76,10 +76,10 @@ pub(crate) struct NodeFacts {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) kernel: String,
-    /// The first line of the driver's version file; `None` where it is not loaded.
+    /// The first line of the driver's version file; `None` if it is not loaded.
     pub(crate) driver: Option<String>,
     pub(crate) nvml: Result<NvmlProbe, NvmlFailure>,
-    /// The GPUs that the Node registers; `None` where the Node is not seen.
+    /// The GPUs that the Node registers; `None` if the Node is not seen.
     pub(crate) registered: Option<Vec<String>>,
     pub(crate) devices: Vec<Tried>,
     pub(crate) sockets: Vec<Tried>,
@@ -87,13 +87,13 @@ pub(crate) struct NodeFacts {
     /// `v1`, `v2` or `hybrid`.
     pub(crate) cgroups: Result<String, String>,
     pub(crate) private_cgroups: Option<bool>,
-    /// Whether this process sees the processes of the whole machine; `None` where the kernel does not show it.
+    /// Whether this process sees the processes of the whole machine; `None` if the kernel does not show it.
     pub(crate) host_pids: Option<bool>,
     pub(crate) user: u32,
-    /// What the agent that runs here says about itself at `/readyz`; `None` where it listens and serves HTTPS.
+    /// The answer of this machine's agent at `/readyz`; `None` if it listens and serves HTTPS.
     pub(crate) agent: Result<Option<(u16, String)>, String>,
     pub(crate) usage_socket: Tried,
-    /// Whether something names an API server. Without one, a machine is judged by itself.
+    /// Whether something names an API server. If not, a machine is judged by itself.
     pub(crate) has_cluster: bool,
     pub(crate) node: Seen<DescribedNode>,
     /// The time of the API server, and of this machine at that moment.

@@ -34,13 +34,13 @@ pub(crate) struct NodeRow {
     pub(crate) slots_allocatable: Option<u64>,
     pub(crate) gpus: Option<u64>,
     pub(crate) gpus_healthy: Option<u64>,
-    /// `open`, `closed`, `away` or `never`; missing where the leader is not seen.
+    /// `open`, `closed`, `away` or `never`; missing if the leader is not seen.
     pub(crate) stream: Option<String>,
     pub(crate) stream_age_seconds: Option<f64>,
     /// Why the leader places no pods there.
     pub(crate) closed: Option<String>,
     pub(crate) driver: Option<String>,
-    /// `yes`, `no`, or `?` where it is not known.
+    /// `yes`, `no`, or `?` if it is not known.
     pub(crate) cdi: String,
     pub(crate) runtime: String,
     pub(crate) kubelet: String,

@@ -78,13 +78,13 @@ pub(crate) struct PodFacts {
     /// The name of the scheduler that asks the extender.
     pub(crate) scheduler: String,
     pub(crate) extenders: Seen<Vec<DescribedPod>>,
-    /// Whether the leader has answered: it runs, whatever is known of its pods.
+    /// Whether the leader has answered: then it runs, even if its pods are not seen.
     pub(crate) leader: Seen<String>,
     /// The leader's decisions about the pod of this UID, the newest first.
     pub(crate) decisions: Seen<Vec<DecisionJson>>,
-    /// What the leader believes of the nodes that refused it, with their devices.
+    /// What the leader believes of nodes that refused the pod, with their devices.
     pub(crate) believed: Vec<BelievedNodeJson>,
-    /// These nodes at the API server, or all Nodes where none is named.
+    /// The refused Nodes at the API server, or all Nodes if no refused node is named.
     pub(crate) nodes: Seen<Vec<DescribedNode>>,
     pub(crate) time: TimeSeen,
 }

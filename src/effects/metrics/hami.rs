@@ -57,7 +57,7 @@ const OLD_MIG: MetricFamily =
 
 /// A container on one device, with its labels under new and legacy names.
 struct Slot<'a> {
-    /// Use of the device by the container's processes, if it has any there.
+    /// Use of the device by the container's processes, if it has processes there.
     share: Option<&'a GpuUse>,
     /// The container's device share, if its claim names the device.
     device_share: Option<&'a DeviceShare>,

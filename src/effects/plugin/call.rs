@@ -20,7 +20,7 @@ pub struct PluginDevice {
     pub id: Arc<str>,
     /// Whether the kubelet may allocate it.
     pub healthy: bool,
-    /// Its NUMA node, if the machine reports one.
+    /// Its NUMA node, if the machine reports it.
     pub numa: Option<u32>,
 }
 
@@ -43,7 +43,7 @@ pub enum PluginCall {
         /// Takes the chosen ids.
         reply: oneshot::Sender<Vec<Arc<str>>>,
     },
-    /// `Allocate` is answered: a container gets these ids, and this ticket for them. The call does not name the pod.
+    /// `Allocate` is answered: a container gets these ids, and this ticket for the ids. The call does not name the pod.
     Allocated {
         /// The ids.
         ids: Vec<Arc<str>>,

@@ -32,8 +32,8 @@ pub(super) struct Service {
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
     /// Counts the kubelet's `ListAndWatch` streams.
     pub watched: watch::Sender<Watches>,
-    /// When this is cancelled, each stream, even a new one, sends a last list in which all devices are unhealthy, and
-    /// nothing more.
+    /// When this is cancelled, each stream, even a new stream, sends a last list in which all devices are unhealthy,
+    /// and nothing more.
     pub leaves: CancellationToken,
     /// The end of this registration: it ends the streams, and the kubelet then closes its connection.
     pub end: CancellationToken,

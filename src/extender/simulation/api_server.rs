@@ -86,7 +86,7 @@ pub(super) struct Bound {
 pub(super) struct ApiServers {
     pub(super) etcd: Etcd,
     pub(super) etcd_snapshots: Vec<Snapshot>,
-    /// Objects that nobody may write, with the code of the refusal: by RBAC, a webhook or an admission policy.
+    /// Objects to which RBAC, a webhook or an admission policy forbids all writes, with the code of the refusal.
     pub(super) forbidden: BTreeMap<String, u16>,
     caches: [[Cache; 2]; SERVERS],
     pub(super) watches: BTreeMap<u64, Watch>,
@@ -95,7 +95,7 @@ pub(super) struct ApiServers {
     pages: BTreeMap<String, (u64, Vec<Arc<Stored>>)>,
     /// The last binding that was carried out, until the invariants have seen it.
     pub(super) bound: Option<Bound>,
-    /// The same for a write of the Lease: its holder and version.
+    /// Holder and version of the last written Lease, until the invariants have seen the write.
     pub(super) lease_written: Option<(String, u64)>,
 }
 

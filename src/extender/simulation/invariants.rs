@@ -72,7 +72,7 @@ pub(super) struct Invariants {
     renewed: BTreeMap<u64, Monotonic>,
     /// Looks at a process since its term was over.
     over: BTreeMap<u64, u32>,
-    /// When a process has woken a pod last, by its own clock.
+    /// When a process last woke a pod, by the process's own clock.
     woken: BTreeMap<(u64, String), Monotonic>,
     deciding: BTreeMap<u64, bool>,
     /// When etcd was restored last.

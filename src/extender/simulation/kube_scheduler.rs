@@ -61,7 +61,7 @@ struct Cycle {
 /// What is asked about a pod that is being placed.
 #[derive(Clone, Debug)]
 pub(super) enum CycleQuestion {
-    /// The filter, for one node. Where it does not fit, the filter is asked for all.
+    /// The filter, for one node. If this node does not fit, the filter is asked for all nodes.
     Likely,
     /// The filter, for all nodes.
     Filter,
@@ -76,7 +76,7 @@ pub(super) enum CycleQuestion {
 struct HeldPod {
     node: String,
     until: u64,
-    /// Whether it goes on then.
+    /// Whether the plugin lets the pod go on at `until`.
     goes_on: bool,
 }
 
@@ -108,7 +108,7 @@ pub(super) enum Asked {
         name: String,
         node: String,
     },
-    /// Pods are evicted to make room for this one on this node; without a node nothing makes room for it.
+    /// Pods are evicted to make room for this pod on this node; without a node nothing makes room for it.
     Preempts {
         uid: PodUid,
         node: Option<String>,
@@ -120,12 +120,12 @@ pub(super) enum Asked {
 #[derive(Debug, Default)]
 pub(super) struct KubeScheduler {
     version: u64,
-    /// The same for Nodes.
+    /// The newest version of Nodes that it has seen.
     nodes: u64,
     listed: bool,
-    /// What the devices of each machine were.
+    /// The number of devices of each machine.
     allocatable: Vec<u64>,
-    /// Number of events, and the number of the newest one that brings back all pods.
+    /// Number of events, and the number of the newest event that brings back all pods.
     events: u64,
     newest: u64,
     pub(super) queue: BTreeMap<PodUid, QueuedPod>,

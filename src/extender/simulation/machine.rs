@@ -42,9 +42,9 @@ pub(super) struct Admitted {
     phase: &'static str,
     reported: bool,
     refusals: u32,
-    /// What its containers hold of each GPU.
+    /// How much of each GPU its containers hold.
     pub(super) holds: BTreeMap<GpuUuid, Taken>,
-    /// The GPU on which its processes are although it requests none.
+    /// The GPU on which its processes run although it requests no GPU.
     uses: Option<GpuUuid>,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct AgentProcess {
     version: u64,
     /// It has read the pods of its node.
     pub(super) listed: bool,
-    /// From this moment on the driver tells it which processes are on the GPUs.
+    /// When the driver begins to report which processes are on the GPUs.
     pub(super) lists_at: u64,
 }
 

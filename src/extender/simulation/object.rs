@@ -24,7 +24,7 @@ pub(super) struct ContainerShape {
     pub(super) name: String,
     pub(super) role: ContainerRole,
     pub(super) gpus: u32,
-    /// Memory of each GPU; 0: none is named.
+    /// Memory of each GPU in MiB; 0 if the container names none.
     pub(super) mib: u64,
     /// Percent of SM time; 0 if the container names none.
     pub(super) cores: u32,
@@ -56,7 +56,7 @@ pub(super) struct SimPod {
     pub(super) containers: Vec<ContainerIs>,
     /// It has scheduling gates.
     pub(super) gated: bool,
-    /// The hash of the manifest, where it is the mirror of a static pod.
+    /// The hash of the manifest, if it is the mirror of a static pod.
     pub(super) hash: Option<PodUid>,
     /// When its claim was made unreadable, or readable again, by hand; nanoseconds.
     pub(super) tampered: u64,

@@ -45,7 +45,7 @@ const PIPE: usize = 1 << 20;
 
 /// A process.
 pub(super) struct Process {
-    /// No two processes have the same number, also not on the same machine.
+    /// No two processes have the same number, not even on one machine.
     pub(super) number: u64,
     pub(super) outbox: Outbox,
     runtime: Runtime,
@@ -64,7 +64,7 @@ pub(super) struct Process {
     /// agents, even if it decides again now.
     pub(super) lapsed: bool,
     stopping: bool,
-    /// What does not hold of an answer to kube-scheduler.
+    /// What is wrong in an answer to kube-scheduler.
     wrong: Arc<Mutex<Option<String>>>,
     waits: Arc<Mutex<Waits>>,
 }

@@ -75,14 +75,14 @@ struct Connection {
     running: BTreeSet<PodUid>,
     view: Option<LeaderView>,
     heard: u64,
-    /// When packets came through last.
+    /// When packets last came through.
     through: u64,
-    /// When its token ends, and whether the agent comes with a newer one before.
+    /// When its token expires, and whether the agent opens a stream with a newer token before.
     expires: u64,
     renews: bool,
     /// When the extender sees its end, once it has ended here.
     ends: u64,
-    /// No packet comes through any more, and nobody is told.
+    /// No packet comes through any more, and neither end notices.
     dead: bool,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Reporter {
     /// The agent looks for the leader at this moment at the earliest.
     not_before: u64,
     connecting: Option<Connecting>,
-    /// The open streams. A newer one takes the place of the one before it once it is answered.
+    /// The open streams. A newer stream replaces the previous stream once it is answered.
     streams: Vec<Connection>,
     /// Streams that have ended here, and not yet at the extender.
     ending: Vec<Connection>,

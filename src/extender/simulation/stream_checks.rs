@@ -33,11 +33,11 @@ type StreamKey = (u64, String);
 /// A stream that was closed.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClosedStream {
-    /// Looks at the process since then.
+    /// Number of looks at the process since the stream was closed.
     looks: u32,
-    /// When the process has noticed it, by its own clock.
+    /// When the process noticed the end of the stream, by its own clock.
     noticed: Option<Monotonic>,
-    /// Looks at the process since the agent is late.
+    /// Number of looks at the process since the agent is late.
     late: u32,
 }
 
@@ -50,14 +50,14 @@ pub(super) struct StreamChecks {
     /// The pods that a process has named to an agent that leaves.
     awaited: BTreeMap<StreamKey, BTreeSet<PodUid>>,
     closed: BTreeMap<StreamKey, ClosedStream>,
-    /// Pods with processes, by the newest message that has reached a process, and the time of its clock then.
+    /// Pods with processes, by the newest message that has reached an extender process, and its clock at that moment.
     running: BTreeMap<StreamKey, (BTreeSet<PodUid>, Monotonic)>,
-    /// Those of them whose claims the process knew after it had taken over the message.
+    /// The pods in `running` whose claims the process knew after it had taken over the message.
     held: BTreeMap<StreamKey, BTreeSet<PodUid>>,
-    /// Pods whose claims somebody has overwritten. Their nodes are closed until the claims can be read, and then no claim is
-    /// kept that could not be read last.
+    /// Pods whose claims were overwritten by hand. Their nodes are closed until the claims can be read, and then no claim is kept
+    /// that could not be read last.
     tampered: BTreeSet<PodUid>,
-    /// Looks at a process until it has taken over what has reached it.
+    /// Number of looks at a process until it has taken over what has reached it.
     unread: BTreeMap<u64, u32>,
     /// The claims that a process knew.
     knew: BTreeMap<u64, BTreeSet<PodUid>>,

@@ -30,7 +30,7 @@ enum Trouble {
     MachineDies,
     OtherGpus,
     Sickness,
-    /// Memory of a GPU is used by processes that belong to no pod, or is free of them again.
+    /// Processes that belong to no pod use memory of a GPU, or free it again.
     Stranger,
     AgentEnds,
     AgentLeaves,
@@ -38,9 +38,9 @@ enum Trouble {
     StreamBreaks,
     StreamIsRenewed,
     SchedulerRestarts,
-    /// Somebody overwrites a claim by hand, or puts it back.
+    /// A person overwrites a claim by hand, or puts it back.
     ClaimTampered,
-    /// Somebody overwrites the register of a Node.
+    /// A person overwrites the register of a Node.
     RegisterTampered,
     /// A policy or a webhook forbids all writes of one object, until it is changed.
     Forbidden,
@@ -81,9 +81,9 @@ const ALL: [Trouble; 26] = [
 #[derive(Clone, Debug)]
 pub(super) struct Troubles {
     kinds: Vec<Trouble>,
-    /// The longest time between two of them.
+    /// The longest time between two troubles.
     pace: u64,
-    /// Most pods for each GPU.
+    /// Maximum number of pods for each GPU.
     pods: usize,
     /// The priorities of pods.
     priorities: &'static [i32],

@@ -16,7 +16,7 @@ pub(super) struct Weather {
     pub(super) lost_answer: u64,
     /// A request is carried out long after the client has given up.
     pub(super) late: u64,
-    /// The same for a binding.
+    /// A binding is carried out long after the client has given up.
     pub(super) late_binding: u64,
     /// A request is refused with 429, 500 or 503.
     pub(super) refused: u64,

@@ -35,7 +35,7 @@ const NOTICES: u64 = 180 * SECOND;
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
-    /// This process, if it is still the one of this number, does some of its work.
+    /// The process at this place does some of its work, if it still has this number.
     Run(usize, u64),
     CarryOut(u64),
     Answer(u64),
@@ -48,7 +48,7 @@ pub(super) enum Step {
     Scheduler,
     Users,
     Trouble,
-    /// A process starts where none runs.
+    /// A process starts at a place without a process.
     Start(usize),
     /// A process that was stopped has ended.
     End(usize, u64),

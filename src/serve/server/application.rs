@@ -11,15 +11,15 @@ use std::time::Duration;
 /// The limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Most connections at once.
+    /// Maximum number of connections at once.
     pub connections: usize,
-    /// Most connections at once whose client has not shown who it is ([`super::Newcomer`]). `None` if the application
-    /// does not ask its clients for that.
+    /// Maximum number of connections whose client has not shown who it is ([`super::Newcomer`]). `None` if the
+    /// application does not ask its clients.
     pub newcomers: Option<usize>,
     /// Time for the TLS handshake, for a request's headers, and so also the longest pause between two requests.
     pub header_timeout: Duration,
-    /// Time for a client to read the rest of an answer once the socket's buffer is full, or to open its HTTP/2 flow
-    /// control window for the next part of an answer.
+    /// Time limit for a client to read the rest of an answer once the socket's buffer is full, or to open its HTTP/2
+    /// flow control window for the next part of an answer.
     pub write_timeout: Duration,
     /// Replaces `write_timeout` for a full socket buffer while [`HttpApplication::is_waited_for`].
     pub busy_write_timeout: Duration,
@@ -78,8 +78,8 @@ impl<A: HttpApplication> HttpApplication for Arc<A> {
 pub struct ConnectionCounts {
     /// Connections that are open.
     pub open: AtomicU64,
-    /// Connections closed for newer ones, refused because all were busy, or closed because the client kept its HTTP/2
-    /// flow control window closed for an answer.
+    /// Number of connections closed for newer connections, refused because all were busy, or closed because the client
+    /// kept its HTTP/2 flow control window closed for an answer.
     pub cut: AtomicU64,
     /// TLS handshakes that failed or took too long.
     pub failed_handshakes: AtomicU64,

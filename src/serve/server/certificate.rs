@@ -34,7 +34,7 @@ pub enum HttpVersions {
     /// the server keeps the last part of an answer in memory until the connection has been idle for too long, so this
     /// is only for ports whose answers are small.
     Http1AndHttp2 {
-        /// Most requests at once on one connection.
+        /// Maximum number of requests at once on one connection.
         streams: u32,
     },
 }
@@ -58,7 +58,7 @@ type Stamp = (u64, u64, i64, i64);
 pub struct Certificates {
     /// The port, for the log: `admin` or `metrics`.
     port: &'static str,
-    /// `None` where the program itself makes the certificates.
+    /// `None` if the program itself makes the certificates.
     files: Option<Tls>,
     versions: HttpVersions,
     /// The stamps of the files that [`Certificates::load`] has read.

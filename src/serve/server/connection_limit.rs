@@ -59,7 +59,7 @@ enum State {
 /// The requests that are being answered on a connection.
 #[derive(Debug)]
 struct Requests {
-    /// HTTP/2 has several at once.
+    /// Number of requests: HTTP/2 has several at once.
     count: usize,
     /// For each answer with a part that waits for the client to take it: the start of that wait.
     untaken: Vec<Instant>,
@@ -79,7 +79,7 @@ pub(super) enum TimeOver {
 pub(super) struct Admission {
     /// The permit of the new connection.
     pub(super) permit: ConnectionPermit,
-    /// How many other connections were closed for it.
+    /// How many other connections were closed for the new connection.
     pub(super) closed: u64,
 }
 

@@ -25,7 +25,7 @@ pub struct CgroupFileReader {
     pub reader: KernelFileReader,
     /// `/proc`.
     pub procfs: Vec<u8>,
-    /// Whether process lists are complete, and whether their PIDs are those in `/proc`.
+    /// Whether process lists are complete, and whether `/proc` has the same PIDs.
     pub visibility: ProcVisibility,
     /// The cgroup trees.
     pub layout: CgroupLayout,

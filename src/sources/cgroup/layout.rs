@@ -160,10 +160,10 @@ fn controllers(reader: &mut KernelFileReader, root: &[u8]) -> Vec<(Vec<u8>, Vec<
 /// How the agent's cgroup namespace changes what it sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupNamespace {
-    /// Whether it is not the host's namespace; `None` if the kernel does not show it.
+    /// Whether the agent's namespace differs from the host's; `None` if the kernel does not show it.
     pub private: Option<bool>,
     /// Whether the mounted hierarchy begins above the root of the agent's namespace. Then paths in `/proc/<pid>/cgroup`
-    /// differ from those in the hierarchy, and the agent finds processes by walking `cgroup.procs`.
+    /// differ from paths in the hierarchy, and the agent finds processes by walking `cgroup.procs`.
     pub mounted_above: bool,
 }
 

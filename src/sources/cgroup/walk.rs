@@ -54,7 +54,7 @@ struct Directory {
     links: Option<DirectoryLinks>,
     /// The open directory above it.
     above: Option<Arc<OwnedFd>>,
-    /// This directory, held open for those in it.
+    /// This directory, held open for the directories in it.
     held: Option<Arc<OwnedFd>>,
 }
 

@@ -62,7 +62,7 @@ pub(super) struct Poller {
     unidentified: Vec<UnidentifiedGpu>,
     /// New unidentified GPUs since the last check for slots that NVML does not list.
     unidentified_anew: bool,
-    /// The last report of GPUs that NVML does not list, and those of the last comparison.
+    /// GPUs that NVML does not list: by the last report, and by the last comparison.
     missing: Vec<MissingGpu>,
     missing_at_last: Vec<MissingGpu>,
     inventory_failed: Option<Absence>,

@@ -53,7 +53,7 @@ struct Refusal {
     why: Absence,
     /// The call is not repeated for a while after this time; `None`: it is repeated at once.
     at: Option<Monotonic>,
-    /// How long the call is not repeated, if the reason is a lasting one.
+    /// How long the call is not repeated, if the reason lasts.
     lasts: Duration,
 }
 

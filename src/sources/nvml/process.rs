@@ -46,9 +46,9 @@ pub(super) struct Clients {
 struct Graphics {
     /// The list was read, and it was empty.
     empty: bool,
-    /// Process lists made since then without reading it.
+    /// Number of process lists since the last reading of the graphics list.
     without: u32,
-    /// The smallest amount of unexplained memory since then; `None` if it is unknown.
+    /// The smallest amount of unexplained memory since that reading, in bytes; `None` if unknown.
     unexplained: Option<u64>,
 }
 

@@ -56,10 +56,9 @@ impl Use {
 pub(super) enum Uses {
     /// The list comes early: the last uses stay valid.
     Early,
-    /// NVML does not report them.
+    /// NVML does not report uses.
     Absent(Absence),
-    /// The use of each process with a sample, and the timestamp of its newest one; a process without a sample did
-    /// nothing.
+    /// The use of each process with a sample, and the timestamp of its newest sample; a process without a sample did nothing.
     Measured(BTreeMap<u32, (Use, Option<WallTime>)>, Monotonic),
 }
 

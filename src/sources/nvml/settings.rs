@@ -32,7 +32,7 @@ pub struct DriverPatience {
     pub absent_after: Duration,
     /// A call that takes longer hangs: the GPU that it reads cannot be trusted until it returns.
     pub hang_after: Duration,
-    /// The same limit for opening the library: without persistence mode, the driver initialises every GPU meanwhile.
+    /// Like `hang_after`, for opening the library: without persistence mode, the driver initialises every GPU first.
     pub open_hangs_after: Duration,
     /// Pause before the library is opened again after a failure; doubles each time up to
     /// [`DriverPatience::LAST_RETRY`].

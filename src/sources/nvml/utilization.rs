@@ -18,7 +18,7 @@ use nvml_wrapper::struct_wrappers::device::Sample;
 #[derive(Clone, Debug, PartialEq)]
 struct NewSamples {
     newest: u64,
-    /// Those within the physical range.
+    /// The samples within the physical range, in percent.
     percents: Vec<f64>,
     implausible: Vec<ImplausibleValue>,
 }

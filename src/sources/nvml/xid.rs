@@ -42,7 +42,7 @@ struct SeenXid {
 pub(super) enum News {
     /// The error itself.
     Error,
-    /// What an earlier report from NVML could not say. At least one of both.
+    /// Process or severity, or both, which an earlier report from NVML could not give.
     Details {
         /// The process.
         process: bool,

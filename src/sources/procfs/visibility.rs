@@ -18,12 +18,12 @@ const MACHINES: u64 = 0xeffffffc;
 /// Which processes the agent can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcVisibility {
-    /// All of them. This is also assumed if nothing shows otherwise, as in a tree that a test made.
+    /// All processes. This is also assumed if nothing shows otherwise, as in a tree that a test made.
     Machine,
-    /// Those of the agent's private namespace: `/proc` has no others, and lists of processes leave the others out.
+    /// The processes of the agent's private namespace: `/proc` and lists of processes have no other processes.
     Private,
     /// The agent is in a private namespace and reads a `/proc` that was mounted in a namespace above. That `/proc` is
-    /// the machine's. PIDs in process lists are those of the agent's namespace; in that `/proc` they are other
+    /// the machine's. PIDs in process lists are PIDs of the agent's namespace; in that `/proc` they are other
     /// processes.
     Mounted,
 }

@@ -21,7 +21,7 @@ pub struct Deadlines {
 pub struct NextDeadline {
     /// The point in time.
     pub at: Monotonic,
-    /// Points that have passed since the last one and were skipped.
+    /// Number of points of the grid that were skipped since the last deadline.
     pub missed: u32,
 }
 

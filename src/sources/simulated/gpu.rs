@@ -23,7 +23,7 @@ pub(super) struct SimulatedGpu {
     seed: u64,
     gpu: Gpu,
     tenants: Vec<SimulatedProcess>,
-    /// When it was last read, and the sums until then.
+    /// When the GPU was last read, and its sums at that moment.
     read_at: Option<Monotonic>,
     energy_joules: f64,
     nvlink_bytes: f64,

@@ -19,7 +19,7 @@ use wire::resource::{RequestRules, ResourceOverrides};
 pub(crate) struct ReadExtender {
     pub settings: ExtenderSettings,
     resources: ResourceOverrides,
-    /// None: the defaults.
+    /// The files of the device configuration; without files, the defaults apply.
     device_config: Vec<PathBuf>,
 }
 

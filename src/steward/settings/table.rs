@@ -12,7 +12,7 @@ pub(crate) struct Key {
     pub group: Group,
     /// The placeholder of the value in `--help`; with [`SWITCH`] the flag needs no value.
     pub value: &'static str,
-    /// The value if neither flag, environment nor file sets one.
+    /// The value if neither flag, environment nor file sets a value.
     pub default: &'static str,
     /// The text in `--help` and docs/configuration.md: one or two sentences.
     pub help: &'static str,

@@ -20,7 +20,7 @@ A value that could not be read is shown as – and the line at the bottom says w
 pub(crate) struct Settings {
     /// The address of the agent.
     pub(crate) url: String,
-    /// File with a bearer token, for an agent that needs one.
+    /// File with a bearer token, for an agent that requires a token.
     pub(crate) token_file: Option<PathBuf>,
     /// File with the certificates that are trusted, for an agent that serves HTTPS.
     pub(crate) ca_file: Option<PathBuf>,

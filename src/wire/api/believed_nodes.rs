@@ -14,14 +14,14 @@ pub struct BelievedNodesJson {
 pub struct BelievedNodeJson {
     /// The name.
     pub node: String,
-    /// Why it takes no new claims; missing for a node that does.
+    /// Why it takes no new claims; missing if it takes new claims.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,
     /// Number of GPUs and MIG instances that it registers.
     pub gpus: usize,
-    /// Those of them that may get new containers.
+    /// Number of these GPUs and MIG instances that may get new containers.
     pub gpus_fit: usize,
-    /// Sum of their slots.
+    /// Sum of the slots of its devices.
     pub slots: u64,
     /// Sum of the claimed slots.
     pub slots_claimed: u64,
@@ -31,7 +31,7 @@ pub struct BelievedNodeJson {
     pub memory_claimed_bytes: u64,
     /// Number of pods with a claim.
     pub claims: usize,
-    /// The stream of its agent; missing if the agent has never opened one to this leader.
+    /// The stream of its agent; missing if the agent has never opened a stream to this leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<AgentStreamJson>,
     /// Each GPU and MIG instance, ordered by index; only in an answer about one node.
@@ -46,7 +46,7 @@ pub struct AgentStreamJson {
     pub state: String,
     /// Seconds since its last message.
     pub age_seconds: f64,
-    /// What the agent said last: `starting`, `serving`, `serving_early` (without CDI) or `leaving`.
+    /// The phase in the agent's last message: `starting`, `serving`, `serving_early` (without CDI) or `leaving`.
     pub phase: String,
 }
 

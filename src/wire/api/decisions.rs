@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct DecisionsJson {
     /// Number of decisions that the extender keeps, about all pods.
     pub kept: usize,
-    /// The requested decisions, the newest one first.
+    /// The requested decisions, the newest first.
     pub decisions: Vec<DecisionJson>,
 }
 
@@ -25,7 +25,7 @@ pub struct DecisionJson {
     pub verb: DecisionVerb,
     /// The decision in one sentence.
     pub result: String,
-    /// The nodes with the best scores, the best one first; empty for a bind and a preemption.
+    /// The nodes with the best scores, the best node first; empty for a bind and a preemption.
     pub scores: Vec<NodeScoreJson>,
     /// What a filter decision was made from; `None` for a bind and a preemption.
     pub detail: Option<FilterDetailJson>,
@@ -65,7 +65,7 @@ pub struct NodeScoreJson {
 pub struct ScoreTermJson {
     /// `slots`, `cores` or `memory`.
     pub name: String,
-    /// How much of it is taken, from 0 to 1.
+    /// How much of this part is taken, from 0 to 1.
     pub value: f64,
     /// How much the term counts.
     pub weight: u32,
@@ -97,7 +97,7 @@ pub struct ContainerRequestJson {
     pub memory_bytes: Option<u64>,
     /// Part of the memory of each GPU, from 0 to 1, if the pod requests a percentage.
     pub memory_ratio: Option<f64>,
-    /// Percent of the SM time of each GPU; `None` if the pod requests none.
+    /// Percent of the SM time of each GPU; `None` if the pod requests no SM time.
     pub cores: Option<u32>,
 }
 
@@ -120,7 +120,7 @@ pub struct RefusedNodeJson {
     /// Why the node takes no new claims, if that is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,
-    /// Its GPUs whose claims leave room and that have too little memory that is really free, with who uses it.
+    /// Its GPUs whose claims leave room and that have too little memory that is really free, with its users.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<String>,
 }

@@ -31,7 +31,7 @@ pub struct GpusJson<R = ShownReadingsJson> {
 pub struct UnidentifiedGpuJson {
     /// NVML's index.
     pub index: u32,
-    /// PCI address, where only one address is possible.
+    /// PCI address, if only one address is possible.
     pub pci_bus_id: ReadingJson<String>,
     /// A stable reason code: see [`model::Absence::code`].
     pub absent: String,
@@ -105,7 +105,7 @@ pub struct GpuJson<R = ShownReadingsJson> {
     pub links: Vec<GpuLinkJson>,
     pub mig: ReadingJson<Vec<MigInstanceJson>>,
     /// Pods with at least one process on it (as far as `processes` is known), and pods with a claim on it. A pod
-    /// without a claim is listed where kubelet allocated the GPU to it.
+    /// without a claim is listed if kubelet allocated the GPU to it.
     pub holders: Vec<GpuHolderJson>,
     /// Number of processes on it that belong to no pod.
     pub strangers: ReadingJson<u32>,
@@ -208,7 +208,7 @@ pub struct LastXidJson {
     pub code: u32,
     pub age_seconds: f64,
     pub pid: Option<u32>,
-    /// `nonfatal` or `fatal`, where the kernel log states it.
+    /// `nonfatal` or `fatal`, if the kernel log states it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub severity: Option<String>,
 }
@@ -220,7 +220,7 @@ pub struct GpuLinkJson {
     pub peer: String,
     /// Kind of the path, with the words of `nvidia-smi topo -m`.
     pub path: ReadingJson<String>,
-    /// Number of NVLinks directly between the two GPUs; absent with `through_switch` where they go through a switch.
+    /// Number of NVLinks directly between the two GPUs; absent with `through_switch` if they go through a switch.
     pub nvlinks: ReadingJson<u32>,
 }
 

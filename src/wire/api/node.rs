@@ -113,7 +113,7 @@ pub struct PluginJson {
     pub resource: String,
     /// Whether kubelet watches the agent's list of devices.
     pub registered: bool,
-    /// How the agent is registered: `classic`; missing while it is not.
+    /// How the agent is registered: `classic`; missing while it is not registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub way: Option<String>,
     /// What the agent waits for, while it is not registered.

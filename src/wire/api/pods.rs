@@ -54,7 +54,7 @@ pub struct PodJson {
     pub network: ReadingJson<NetworkJson>,
     /// GPUs with processes of this pod.
     pub gpus: Vec<GpuUseJson>,
-    /// GPU memory that its containers claim together, where they claim an amount and the claim is known.
+    /// GPU memory that its containers claim together, if they claim an amount and the claim is known.
     #[serde(default)]
     pub gpu_claims: Vec<GpuClaimJson>,
     /// Its containers.

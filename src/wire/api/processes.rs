@@ -20,7 +20,7 @@ pub struct ProcessesJson {
     pub view: ViewHeadJson,
     /// Number of processes beyond the limit of the agent.
     pub left_out: u32,
-    /// Processes, the ones with the most CPU use first; processes that only a GPU lists come last.
+    /// Processes, the highest CPU use first; processes that only a GPU lists come last.
     pub processes: Vec<ProcessJson>,
 }
 

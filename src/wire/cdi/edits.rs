@@ -32,7 +32,7 @@ pub struct CdiEdits {
 pub struct CdiDeviceNode {
     /// Path in the container.
     pub path: String,
-    /// Path on the host, where it differs.
+    /// Path on the host, if it differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
     /// Type of the node: `b`, `c`, `u` or `p`. If absent, the runtime reads it from the host.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 #[serde(rename_all = "camelCase")]
 pub struct CdiSpec {
     /// The version that the spec declares. [`super::encode`] writes the lowest version that the spec needs, and uses
-    /// this one only for fields that this crate does not know.
+    /// this version only for fields that this crate does not know.
     pub cdi_version: CdiVersion,
     /// Vendor and class: `nvidia.com/gpu`.
     pub kind: String,

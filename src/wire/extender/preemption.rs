@@ -23,7 +23,7 @@ const PREEMPTION: &str = "ExtenderPreemptionArgs";
 pub struct ExtenderPreemptionArgs<'a> {
     /// The pod to place.
     pub pod: Pod,
-    /// What kube-scheduler would evict on each node, at most [`MAX_CLUSTER_NODES`], in the order of the call.
+    /// The pods that kube-scheduler would evict on each node, at most [`MAX_CLUSTER_NODES`], in the order of the call.
     pub nodes: Vec<NodeVictims<'a>>,
 }
 
