@@ -1,4 +1,4 @@
-//! The settings of an agent: those of its start, and those that can change while it runs. This file knows no flag, no
+//! The settings of an agent: some apply at its start, others can change while it runs. This file knows no flag, no
 //! environment variable and no file: the program that starts the agent fills in the settings.
 
 use decide::health::HealthPolicy;

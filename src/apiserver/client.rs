@@ -8,8 +8,8 @@
 //!   pod_log                the end of a container's log
 //! ```
 //!
-//! A call is never repeated here: the caller decides whether to try again. After a call without an answer, the next one
-//! gets a new connection ([`ApiConnection`]).
+//! A call is never repeated here: the caller decides whether to try again. After a call without an answer, the next call gets a
+//! new connection ([`ApiConnection`]).
 
 use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};

@@ -10,10 +10,10 @@
 //!      or room again
 //! ```
 //!
-//! The newest version is that of the last event, or that of the list if there was no event. After a failure the
-//! follower waits before the next request. A new list follows an answer 400, 404, 410, 422 or 504, an answer that is too
-//! large or cannot be read, and a watch that was quiet for too long. It also follows if an eighth of the places becomes free
-//! while objects that may hold devices are left out, but the more seldom the more often that happens (`room_pace`).
+//! The newest version is the version of the last event, or of the list if there was no event. After a failure the follower
+//! waits before the next request. A new list follows an answer 400, 404, 410, 422 or 504, an answer that is too large or
+//! cannot be read, and a watch that was quiet for too long. It also follows if an eighth of the places becomes free while
+//! objects that may hold devices are left out, but less and less often if this happens again and again (`room_pace`).
 
 use crate::absence::Absences;
 use crate::chance;

@@ -1,5 +1,5 @@
 //! Reads and writes one Secret or ConfigMap. Each replacement names the version that was read, so if two processes
-//! write at the same time, the API server refuses one of them.
+//! write at the same time, the API server refuses one write.
 
 use crate::client::{ApiClient, ObjectForm, ReadAge};
 use crate::connect::ApiConnection;

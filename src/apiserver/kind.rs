@@ -1,4 +1,4 @@
-//! The kinds of objects that are followed: which ones, how many, and what identifies one of them.
+//! The kinds of objects that are followed: which objects, how many, and what identifies an object.
 
 use crate::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use crate::error::ApiError;

@@ -1,5 +1,5 @@
 //! Reads and writes one Lease. Each write names the version that was read: if two processes write at the same time, the
-//! API server refuses one of them.
+//! API server refuses one write.
 
 use crate::client::{ApiClient, ObjectForm, ReadAge};
 use crate::connect::ApiConnection;

@@ -17,9 +17,9 @@
 //!
 //! While the server cannot be reached, the last list stays valid.
 //!
-//! What must never happen here: an answer without a limit in time and size; a write that no caller requested, or a
-//! retry of one; a list that is older than what was seen; an object that counts as gone because a list, or a server
-//! that cannot be reached, does not show it.
+//! What must never happen here: an answer without a limit in time and size; a write that no caller requested, or a retry of
+//! a write; a list that is older than what was seen; an object that counts as gone because a list, or a server that cannot
+//! be reached, does not show it.
 
 pub mod chance;
 pub mod resource;

@@ -1,5 +1,5 @@
-//! How often a follower reads a list because there is room again for objects that are left out. Everyone who may create and delete
-//! pods can cause such lists, and an API server may read all pods of the cluster from etcd for each of them.
+//! How often a follower reads a list because there is room again for objects that are left out. Anyone who may create and delete
+//! pods can cause such lists, and an API server may read all pods of the cluster from etcd for each list.
 
 use model::backoff::Backoff;
 use std::time::Duration;

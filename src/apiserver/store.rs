@@ -8,11 +8,11 @@
 //!   cannot be read, or beyond the bound ─▶ counts as present
 //! ```
 //!
-//! The order is as close as possible to the order in which the kubelet admits the pods. The kubelet watches the same
-//! pods. It admits the pods of a watch as they come. It sorts the pods of a list by creation time in whole seconds
-//! (`sliceutils.PodsByCreationTime`); pods of the same second have no fixed order there. The store sorts the pods of
-//! one second by resource version, because the last write to a pod that the kubelet has not handled yet is usually its
-//! binding. A pod that the store knows already keeps its place.
+//! The order is as close as possible to the order in which the kubelet admits the pods. The kubelet watches the same pods. It admits
+//! the pods of a watch as they come. It sorts the pods of a list by creation time in whole seconds
+//! (`sliceutils.PodsByCreationTime`), without a fixed order within a second. The store sorts the pods of one second by resource
+//! version, because the last write to a pod that the kubelet has not handled yet is usually its binding. A pod that the store knows
+//! already keeps its place.
 //!
 //! What must never happen here: an object that is gone because a list or a cache does not show it; an older version in
 //! the place of a newer one.

@@ -1,7 +1,7 @@
 //! Makes the report of an agent from the node view and from the start stages of the pods.
 //!
 //! A pod is in the report while its containers exist, even if the API server has forgotten it: it may start a process on its GPUs at
-//! any moment. Of pods of which no container got a GPU, processes and containers are left out: they count like those of the host.
+//! any moment. If no container of a pod got a GPU, the report leaves out its processes and containers: they count like the host's.
 
 use crate::gone_pods::has_containers;
 use model::agent_stream::{

@@ -9,7 +9,7 @@
 //!
 //! `Allocate` names no pod. Its answer therefore holds only a ticket: the name of a CDI device. The agent fills the ticket
 //! when the container starts and the kubelet's checkpoint names its pod. Earlier releases could give the devices in the
-//! answer itself, where the runtime had no CDI. Containers that got their devices that way keep them, and may start again.
+//! answer itself, if the runtime had no CDI. Containers that got their devices that way keep them, and may start again.
 //!
 //! What must never happen here: a container gets devices that another container claims, in whatever order the calls
 //! come. A start that is in doubt *waits* or is *refused*; the allocator never guesses.

@@ -1,5 +1,5 @@
 //! When the agent writes to its own Node: the register when it changes, and the handshake every few minutes. An agent that writes no
-//! handshakes removes the last one of an agent that did.
+//! handshakes removes the last handshake of an earlier agent.
 //!
 //! Every write to a Node is sent to every watcher of nodes and makes the scheduler retry every pending pod. So an idle
 //! node writes only its handshake, 15 times an hour.

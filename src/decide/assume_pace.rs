@@ -1,5 +1,5 @@
-//! Which Node gets a new `hami.io/node-nvidia-assume` next, and when: at most one write a second in the whole cluster, and none that
-//! says what the Node already says.
+//! Which Node gets a new `hami.io/node-nvidia-assume` next, and when: at most one write a second in the whole cluster, and no write
+//! of what the Node already shows.
 //!
 //! ```text
 //!   versions of all nodes ──changed since the last look──▶ candidates, the one that was tried longest ago first

@@ -1,4 +1,4 @@
-//! Whether the containers of this node get their devices by CDI, and what to change where they do not.
+//! Whether the containers of this node get their devices by CDI, and what to change if they do not.
 //!
 //! ```text
 //!   Node object: versions of kubelet and runtime ──┐
@@ -10,7 +10,7 @@
 //! The runtime's own report decides. Without a report, the agent judges by the runtime's version and by whether containers have
 //! their devices.
 //!
-//! What must never happen here: a GPU is offered where it is not known that containers get their limits.
+//! What must never happen here: a GPU is offered although it is not known that containers get their limits.
 
 use model::cdi_support::CdiSupport;
 use std::sync::Arc;

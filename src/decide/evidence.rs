@@ -4,7 +4,7 @@
 //! driver has initialized the GPU again. The counters since the initialization (energy, volatile ECC errors) are then
 //! lower than before.
 //!
-//! What must never happen here: one wrong reading counts as a reset.
+//! What must never happen here: a single wrong reading counts as a reset.
 
 use model::gpu::GpuSample;
 use model::incident::CounterMarks;

@@ -13,7 +13,7 @@
 //! changes what is known of another pod, and is never a proof that a pod holds nothing.
 //!
 //! A pod that requests GPUs also holds nothing until a container of it gets a GPU: once the pod is gone, the agent gives it no GPU.
-//! GPUs that its other containers open through `NVIDIA_VISIBLE_DEVICES` count like those of a pod without a request.
+//! GPUs that its other containers open through `NVIDIA_VISIBLE_DEVICES` count like GPUs of a pod without a request.
 //!
 //! What must never happen here: a pod of which a container got a GPU counts as a pod without GPUs.
 

@@ -17,10 +17,10 @@
 //!
 //! Each GPU has its own record, so a failure never makes a neighbour unfit. Only the monotonic clock is used.
 //!
-//! What must never happen here: an application's own error (XID 13, 31, 43, 45, …) makes a GPU unfit; an error keeps a
-//! GPU unfit although the driver calls it nonfatal; a GPU becomes fit again by a reading of the recovery action that is
-//! older than the last event, or by time alone where it needs a reset; a GPU becomes unfit because of values that its model
-//! does not support.
+//! What must never happen here: an application's own error (XID 13, 31, 43, 45, …) makes a GPU unfit; an error keeps a GPU unfit
+//! although the driver calls it nonfatal; a GPU becomes fit again by a reading of the recovery action that is older than the
+//! last event, or by time alone although it needs a reset; a GPU becomes unfit because of values that its model does not
+//! support.
 
 use crate::evidence::{Counters, ResetSearch};
 use model::gpu::{GpuSample, XidSeverity};

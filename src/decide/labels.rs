@@ -1,5 +1,4 @@
-//! Which labels the agent writes on its own Node: those that describe its GPUs, unless GPU feature discovery writes
-//! them.
+//! Which labels the agent writes on its own Node: labels about its GPUs, unless GPU feature discovery writes them.
 //!
 //! What must never happen here: the agent removes a label that another program wrote, or two programs overwrite each
 //! other's value again and again.

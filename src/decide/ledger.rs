@@ -10,7 +10,7 @@
 //! shares in the claim, and a query about a device is one lookup, which copies no claim and walks over no pods.
 //!
 //! What must never happen here: a sum that differs from the sum of the claims that it stands for. A change takes out
-//! exactly what the same claim put in, and the sums are wide enough that no addition saturates.
+//! exactly the amounts that the same claim put in, and the sums are wide enough that no addition saturates.
 
 use model::claim::Claim;
 use model::gpu_pod::GpuPod;

@@ -9,7 +9,7 @@
 //!   pods of the API server, their watch         ──▶ api_pods ──┘
 //! ```
 //!
-//! One task owns a [`NodeState`]. Each pass or list replaces the one before it. So nothing stays longer than one pass
+//! One task owns a [`NodeState`]. Each pass or list replaces the previous one. So nothing stays longer than one pass
 //! after it was last reported, and nothing here grows with time.
 
 use crate::api_pods::ApiPods;

@@ -1,4 +1,4 @@
-//! Node events: what is worth a log line. The node state returns them, and `agent::event_log` logs them.
+//! Node events: changes that are worth a log line. The node state returns them, and `agent::event_log` logs them.
 
 use model::gpu::{MissingGpu, Xid};
 use model::id::GpuUuid;

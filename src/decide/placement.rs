@@ -8,8 +8,8 @@
 //!
 //! Containers are placed in the order in which they start: init containers first. An init container runs together with
 //! the sidecars that have started before it; after the init containers, all sidecars and app containers run together.
-//! For each container the GPUs are tried in the order of the pod's policy, and the first ones that pass every test are
-//! taken. The tests and their order are those of HAMi 2.10.0, and so are the names of the reasons.
+//! For each container the GPUs are tried in the order of the pod's policy, and the first GPUs that pass every test are
+//! taken. The tests, their order and the names of the reasons are the same as in HAMi 2.10.0.
 //!
 //! What must never happen here: a placement that takes more of a GPU at any moment than it has left; a result that
 //! depends on the order in which nodes, GPUs or other pods became known.

@@ -1,4 +1,4 @@
-//! Pod writes that have not reached the API server yet. The agent repeats each one until it succeeds or the pod is
+//! Pod writes that have not reached the API server yet. The agent repeats each write until it succeeds or the pod is
 //! gone, because the API server may be unreachable for longer than one try.
 //!
 //! ```text

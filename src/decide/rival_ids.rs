@@ -1,5 +1,5 @@
-//! The device ids that only one plugin of a node may list. Two plugins that list them would give the same GPUs to
-//! different containers without knowing of each other.
+//! The device ids that only one plugin of a node may list. Two plugins that list the same ids would give the same GPUs
+//! to different containers.
 
 use model::gpu_id;
 use std::collections::BTreeSet;

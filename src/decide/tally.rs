@@ -5,9 +5,9 @@
 //!   energy of a GPU since the last view ──by SM use; by claim where no process is busy or the use is not known──▶ pods
 //! ```
 //!
-//! "By claim" means: by claimed SM time if every holder claims some; otherwise by claimed memory if every holder claims
-//! some (a MIG instance claims its own memory); otherwise in equal parts. The part of processes without a pod is added
-//! to no pod.
+//! "By claim" means: by claimed SM time if every holder claims SM time; otherwise by claimed memory if every holder
+//! claims memory (a MIG instance claims its own memory); otherwise in equal parts. The part of processes without a pod
+//! is added to no pod.
 //!
 //! The sums begin at 0 when the agent starts: `increase()` and `rate()` of Prometheus take that into account.
 //!

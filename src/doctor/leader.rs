@@ -1,5 +1,5 @@
-//! Asks the leading extender: its last decisions, and what it believes of the nodes. It answers callers on its own machine only, so the
-//! question goes through a port forwarded into its pod, or to an address that the caller names.
+//! Asks the leading extender: its last decisions, and what it believes of the nodes. The leader answers only callers on its own
+//! machine, so the question goes through a port forwarded into its pod, or to an address that the caller names.
 
 use crate::cluster::ClusterReader;
 use crate::finding::{Blind, Seen};

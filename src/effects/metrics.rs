@@ -1,4 +1,4 @@
-//! The node view as Prometheus text: our own metric names, and those of dcgm-exporter, HAMi's monitor and cAdvisor.
+//! The node view as Prometheus text: our own metric names, and the names of dcgm-exporter, HAMi's monitor and cAdvisor.
 //!
 //! ```text
 //!   counts input        counters of the program itself; the input of a scrape
@@ -9,7 +9,7 @@
 //!
 //! Each scrape computes everything from the view, so no series outlives its object by more than the age of the view.
 //! Readings of a whole GPU are never divided among pods. If the GPU has exactly one holder, the labels name this
-//! holder; for a shared GPU they name none. The use by each pod's processes is in `gpu_steward_pod_gpu_*`, beside the
+//! holder; for a shared GPU they name no pod. The use by each pod's processes is in `gpu_steward_pod_gpu_*`, as is the
 //! unattributed rest.
 //!
 //! Cost, measured with 8 GPUs, 100 pods and 200 containers (profile dev, best of 20, shared two-core machine): our

@@ -12,7 +12,7 @@
 //! sharing task gets this message before every later call.
 //!
 //! What must never happen here: a decision; an answer before the sharing task runs; two registrations of one resource
-//! at the same time that make the kubelet drop the newer one when the older one ends.
+//! at the same time that make the kubelet drop the newer registration when the older one ends.
 
 mod meter;
 mod journal;

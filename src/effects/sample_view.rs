@@ -1,4 +1,4 @@
-//! Node views for the tests of this crate: a small one with every kind of object, and large ones.
+//! Node views for the tests of this crate: a small view with every kind of object, and large views.
 
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, RuntimeKind};
 use model::claim::{ContainerClaim, DeviceShare};

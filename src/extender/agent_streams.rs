@@ -10,7 +10,8 @@
 //! The rate limit applies to a node, over all its streams ([`super::stream_limit`]).
 //!
 //! There may be 5,000 streams, so a stream wakes up only when it has work to do. One task checks for all streams whether this process
-//! still leads, and another one which nodes were closed or opened ([`super::closings`]); it wakes only the streams of those nodes.
+//! still leads, and another task checks which nodes were closed or opened ([`super::closings`]); it wakes only the streams of those
+//! nodes.
 //!
 //! What must never happen here: an agent reports about another agent's node; a stream waits forever; a message counts
 //! after its stream has ended; a stream outlives the token of its agent.

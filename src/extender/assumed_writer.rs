@@ -1,4 +1,5 @@
-//! Writes on Nodes what the leader counts as taken of their GPUs (`hami.io/node-nvidia-assume`), with `--assume-annotation`.
+//! Writes on Nodes how much of their GPUs the leader counts as taken (`hami.io/node-nvidia-assume`), with
+//! `--assume-annotation`.
 //!
 //! ```text
 //!   versions of the nodes ──▶ AssumePace ──candidate──▶ LockedCluster: claims, and what the Node says ──▶ one PATCH a second

@@ -1,5 +1,5 @@
-//! Events on pods: what the filter and the bind decided, for `kubectl describe pod`. Events on Nodes: which Nodes take no new
-//! claims, and why.
+//! Events on pods: the decisions of the filter and the bind, for `kubectl describe pod`. Events on Nodes: which Nodes take no
+//! new claims, and why.
 //!
 //! A decision puts its event into a bounded queue and goes on; a full queue drops the event and counts it. An event of a pod
 //! is written at most once a minute for each reason, whatever its text, because the text of a refusal changes with each pod

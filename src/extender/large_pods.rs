@@ -1,5 +1,5 @@
-//! Pods without a node whose objects have no room for what is written later. kube-scheduler leaves `managedFields` out of its calls,
-//! so only the pod watch, or a read, shows how large a pod is.
+//! Pods without a node whose objects have no room for later writes. kube-scheduler leaves `managedFields` out of its calls, so only
+//! the pod watch, or a read, shows how large a pod is.
 //!
 //! What must never happen here: the size of a pod counts as known before the version that kube-scheduler asks about has been shown.
 

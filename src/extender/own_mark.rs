@@ -9,8 +9,8 @@
 //! A watch shows the writes to all pods in the order in which they were made. So a process that has seen its own mark
 //! in the watch has seen every write before the mark.
 //!
-//! What must never happen here: a mark counts although a request other than the watch has shown it, or before the
-//! changes ahead of it are taken over.
+//! What must never happen here: a mark counts that only another request than the watch has shown, or before the changes
+//! ahead of the mark are taken over.
 
 use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};

@@ -1,6 +1,7 @@
 //! Mistakes that a test plants into the extender, to show that the simulation finds them. Only the tests of this crate use
-//! them, so they are under `cfg(test)`. `decide` and `apiserver` need the cargo feature `simulation` for theirs, because tests
-//! of another crate plant them. Outside tests no mistake can be planted, and the compiler leaves out the code of all of them.
+//! them, so they are under `cfg(test)`. `decide` and `apiserver` need the cargo feature `simulation` for their mistakes,
+//! because tests of another crate plant them. Outside tests no mistake can be planted, and the compiler leaves out the code of
+//! all mistakes.
 //!
 //! What must never happen here: a mistake in a program that is not a test.
 

@@ -1,5 +1,5 @@
-//! The certificate of one TLS port of this extender. The authority issues it, and issues the next one before it
-//! expires.
+//! The certificate of one TLS port of this extender. The authority issues the certificate, and the next certificate
+//! before it expires.
 
 use super::authority_keeper::{AuthorityKeeper, seconds};
 use decide::authority::{CERTIFICATE_USED, CERTIFICATE_VALID};

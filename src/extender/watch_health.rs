@@ -1,9 +1,8 @@
 //! The health of the watches of pods and Nodes: since when a watch has not run, and how many objects are left out.
 //!
-//! A leader decides by what its watches show. While one of them does not run, the state gets old: pods are bound by
-//! others, claims end, Nodes change. A short break costs nothing, because the API server refuses a second binding of a
-//! pod. After [`BLIND_AFTER`] the leader is blind and binds no pod that requests GPUs. The same holds while pods that may hold GPUs
-//! are left out.
+//! A leader decides by what its watches show. While a watch does not run, the state gets old: pods are bound by others, claims end,
+//! Nodes change. A short break costs nothing, because the API server refuses a second binding of a pod. After [`BLIND_AFTER`] the
+//! leader is blind and binds no pod that requests GPUs. The same holds while pods that may hold GPUs are left out.
 
 use apiserver::ApiError;
 use model::backoff::Backoff;

@@ -1,5 +1,5 @@
-//! How much memory a pod takes while it is followed, and how much all of them may take. Everyone who may create pods decides how
-//! long the texts of a pod are.
+//! How much memory a followed pod takes, and how much all followed pods may take. Anyone who may create pods decides how long the
+//! texts of a pod are.
 
 use crate::id::{NodeName, PodUid};
 use crate::placement::{GpuSelection, PlacementRequest};

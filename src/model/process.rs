@@ -1,4 +1,4 @@
-//! Processes: those on a GPU as the driver lists them, and those of the host as `/proc` shows them.
+//! Processes: on a GPU as the driver lists them, and on the host as `/proc` shows them.
 
 use crate::cgroup::CgroupIdentity;
 use crate::id::{GpuUuid, ProcessKey};

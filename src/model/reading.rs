@@ -1,4 +1,4 @@
-//! A value that was measured at a time, or the reason why there is none. An absent value is never shown as zero.
+//! A value that was measured at a time, or the reason why there is no value. An absent value is never shown as zero.
 
 use crate::time::Monotonic;
 use std::fmt;

@@ -6,9 +6,9 @@
 //!                                        └──▶ SharedBody: small pieces, until the deadline, or until the copy is taken away
 //! ```
 //!
-//! Bounds: one copy is made at a time, and for each kind at most one in `FRESH`. The copies in memory have at most
-//! `KEPT` bytes together, unless there are at most `LEAST` of them. A reader holds one piece. So the memory grows
-//! neither with the number of readers nor with the time that they take.
+//! Bounds: one copy is made at a time, and for each kind at most one in `FRESH`. The copies in memory have at most `KEPT`
+//! bytes together, unless there are at most `LEAST` copies. A reader holds one piece. So the memory grows neither with the
+//! number of readers nor with the time that they take.
 //!
 //! What must never happen here: a reader that keeps a copy in memory; a copy for each request.
 

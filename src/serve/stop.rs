@@ -1,5 +1,5 @@
-//! Turns signals into values. The first SIGTERM or SIGINT requests a shutdown. The second one ends the process inside
-//! the signal handler, so it works even when every thread hangs.
+//! Turns signals into values. The first SIGTERM or SIGINT requests a shutdown. The second signal ends the process
+//! inside the signal handler, so it works even when every thread hangs.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Cost, measured on real v1 cgroups and 2 cores with other work on them (debug build, thread CPU time): 300 cgroups
-//! (100 pods of 2 containers) every second cost 1.5 ms a pass when all are idle and 3.4 ms when none is, that is 0.15 %
-//! and 0.34 % of a core; the first pass over all of them costs 36 ms. `sampler::truth` tests this.
+//! (100 pods of 2 containers) every second cost 1.5 ms a pass when all are idle (0.15 % of a core) and 3.4 ms when all
+//! are busy (0.34 %); the first pass costs 36 ms. `sampler::truth` tests this.
 //!
 //! What must never happen here: a value where the kernel does not count, an open file of a cgroup that is gone, a pass
 //! without a limit on its cost.

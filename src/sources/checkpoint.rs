@@ -4,7 +4,7 @@
 //!   device-plugins/kubelet_internal_checkpoint ──stat, read──▶ wire::checkpoint ──▶ rows of one resource
 //! ```
 //!
-//! What must never happen here: the file is written; a file that cannot be read is taken for an empty one.
+//! What must never happen here: the file is written; an unreadable file is taken for an empty file.
 
 use crate::bounded_file;
 use model::checkpoint::{CheckpointEntry, ForeignEntry};

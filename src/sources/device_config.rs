@@ -1,8 +1,8 @@
-//! HAMi's device configuration: the files that a setting names. HAMi has the settings of single nodes in a file of their own;
-//! here they may be in the same file, in another one, or alone.
+//! HAMi's device configuration: the files that a setting names. HAMi has the settings of single nodes in a separate file;
+//! here they may be in the same file, in another file, or alone.
 //!
-//! What must never happen here: a file that cannot be read is taken for an empty one; a part that is not understood
-//! gives no warning.
+//! What must never happen here: an unreadable file is taken for an empty file; a part that is not understood gives no
+//! warning.
 
 use crate::bounded_file;
 use model::id::NodeName;

@@ -2,7 +2,7 @@
 //! (a lost GPU, no driver library, a hanging call), and it is the only source of NVSwitch errors.
 //!
 //! The reader starts at the end of `/dev/kmsg` and reads one record at a time, without blocking. If the kernel has
-//! overwritten the next record (`EPIPE`), it continues with the oldest one. A container that may not open that device
+//! overwritten the next record (`EPIPE`), it continues with the oldest record. A container that may not open that device
 //! reads the log by a system call.
 
 mod syslog;

@@ -24,8 +24,8 @@
 //!   kernel_log nvml simulated   GPUs
 //! ```
 //!
-//! What must never happen here: a decision, a write, a value that is invented because the true one could not be read, a
-//! panic because of what the kernel, a driver or a socket returns.
+//! What must never happen here: a decision, a write, a value that is invented because the true value could not be read,
+//! a panic because of what the kernel, a driver or a socket returns.
 
 pub mod roots;
 pub mod boot;

@@ -9,8 +9,8 @@
 //!        socket   one request at a time, each with limits in time and size
 //! ```
 //!
-//! A report holds all that a source knows, and is sent only when it differs from the one before. When a source fails,
-//! its last report stays valid: the name of a container does not change while the container lives.
+//! A report holds all that a source knows, and is sent only when it differs from the previous report. When a source
+//! fails, its last report stays valid: the name of a container does not change while the container lives.
 //!
 //! What must never happen here: an unbounded response, a request without a time limit, a log line for every request.
 

@@ -18,7 +18,7 @@
 //! ```
 //!
 //! What must never happen here: an NVML call outside of a heartbeat or the probe, a wait for an NVML thread to end, a failure of one
-//! GPU that affects another, a value that is invented because the true one could not be read.
+//! GPU that affects another, a value that is invented because the true value could not be read.
 
 mod gate;
 mod settings;

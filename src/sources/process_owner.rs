@@ -13,8 +13,7 @@
 //!
 //! A node may have more containers than the walk keeps. A process in a container that it does not keep belongs to the pod.
 //!
-//! What must never happen here: a process is assigned to the container of another process that had the same PID before
-//! or after it.
+//! What must never happen here: a process is assigned to the container of an earlier or later process with the same PID.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
 use crate::cgroup::members::members_with;

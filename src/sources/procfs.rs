@@ -1,4 +1,4 @@
-//! Reads `/proc` under a given root. `wire::proc_file` parses the files of a process, `host_file` those of the
+//! Reads `/proc` under a given root. `wire::proc_file` parses the files of a process, `host_file` the files of the
 //! machine.
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //!   network      totals of a pod's network namespace
 //! ```
 //!
-//! What must never happen here: two files of one PID count as files of one process, although neither the start time nor
-//! the number of a namespace was compared before and after reading them.
+//! What must never happen here: two files of one PID count as files of one process without a comparison of the start
+//! time or the number of a namespace before and after reading them.
 
 pub mod process;
 pub mod visibility;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Facts and events are delivered before samples, in the order in which they were reported. A fact is reported only
-//! when it changes, so a lost one would stay unknown until the agent is restarted. Dropped samples and events are
+//! when it changes, so a lost fact would stay unknown until the agent is restarted. Dropped samples and events are
 //! counted, and the owner gets the count first of all.
 //!
 //! What must never happen here: a fact is lost; a source waits for the owner; a list or queue without a bound.

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A subscriber gets every sample in the order of the reports, whatever the agent's node task does. If a subscriber
-//! takes no samples for too long, only the newest ones are kept, and it gets the number of samples that it missed.
+//! takes no samples for too long, only the newest samples are kept, and it gets the number of samples that it missed.
 //!
 //! What must never happen here: a source or another subscriber waits for a subscriber; a part lacks a sample that
 //! `missed` does not count; a source makes samples without a subscriber.

@@ -8,8 +8,8 @@
 //!   gpu         one simulated GPU: identity, readings, processes
 //! ```
 //!
-//! What must never happen here: a value that could be taken for a real one (the source state says `simulated`, and so
-//! do the names), a process that does not exist.
+//! What must never happen here: a value that could be taken for a real value (the source state and the names say
+//! `simulated`), a process that does not exist.
 
 mod product;
 mod curve;

@@ -1,4 +1,4 @@
-//! Reads the records that an earlier agent process left in the state directory for this one.
+//! Reads the records that an earlier agent process left in the state directory.
 //!
 //! What must never happen here: a file is written or removed; a damaged record hides another record; a record in the
 //! folder of one pod or ticket is used for another pod or ticket.

@@ -5,7 +5,7 @@
 //!   <cdi folder>/nvidia*.{json,yaml} ──stat, read──▶ wire::cdi ──▶ ToolkitSpec, the first that describes GPUs
 //! ```
 //!
-//! Where no spec describes GPUs for all containers, the spec for containers of the GPU Operator counts
+//! If no spec describes GPUs for all containers, the spec for containers of the GPU Operator counts
 //! (`management.nvidia.com/gpu`): it has the driver's libraries, and one device with the device nodes of all GPUs.
 //!
 //! What must never happen here: a spec is written; a spec that gives one GPU to every container is used.

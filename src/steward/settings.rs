@@ -1,5 +1,5 @@
-//! Settings: merges flags, environment and configuration file, and parses the values. Of the host, it reads only the
-//! configuration file.
+//! Settings: merges flags, environment and configuration file, and parses the values. It reads no file of the host
+//! except the configuration file.
 //!
 //! ```text
 //!   flags ─┐

@@ -1,8 +1,8 @@
 //! The name of every annotation and label that the agent reads, writes or guards.
 //!
-//! A key that the agent writes must also be in `charts/gpu-steward/templates/guard/_keys.tpl`, or the admission policy
-//! refuses the write. A key on a Node must also be in `agent/clean.rs`, or it stays after an uninstall. The same is true for the one
-//! key that the extender writes on Nodes.
+//! A key that the agent writes must also be in `charts/gpu-steward/templates/guard/_keys.tpl`, or the admission policy refuses the
+//! write. A key on a Node must also be in `agent/clean.rs`, or it stays after an uninstall. The same is true for the key that the
+//! extender writes on Nodes.
 //!
 //! The keys of NVIDIA's devices are in [`model::nvidia`].
 

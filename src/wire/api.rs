@@ -1,5 +1,4 @@
-//! The JSON documents of `/api/v1`: those that the agent serves and `top` reads, and those of the extender, which
-//! `doctor` reads.
+//! The JSON documents of `/api/v1`: the agent's, which `top` reads, and the extender's, which `doctor` reads.
 //!
 //! ```text
 //!   reading        {"value": 3, "age_seconds": 0.4}  or  {"absent": "call_hangs", "reason": "call hangs"}

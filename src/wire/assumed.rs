@@ -6,8 +6,8 @@
 //! ```
 //!
 //! `used` counts containers, `usedmem` is in MiB, `usedcores` in percent of SM time. Devices of which nothing is taken are left out.
-//! `more` counts devices for which there is no room. Equal meanings have equal texts. No pod is named: everyone who may read Nodes
-//! can read this.
+//! `more` counts devices for which there is no room. Equal meanings have equal texts. No pod is named, because anyone who may read
+//! Nodes can read this.
 
 use model::assumed::AssumedDevice;
 use serde_json::Value;

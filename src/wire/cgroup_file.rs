@@ -8,7 +8,8 @@
 //! ```
 //!
 //! What must never happen here: a number from an incomplete file. The kernel ends every file with a newline, so a file
-//! without one is [`MalformedCgroupFile::Incomplete`]. A missing key that every kernel writes is an error, never 0.
+//! without a newline at its end is [`MalformedCgroupFile::Incomplete`]. A missing key that every kernel writes is an
+//! error, never 0.
 
 use model::cgroup::ProcessIo;
 use model::unit::{Bytes, Count, Nanos};

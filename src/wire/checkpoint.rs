@@ -12,7 +12,7 @@
 //! node). The checksum is not checked: its computation is internal to the kubelet and has changed.
 //!
 //! The answer of another plugin shows which GPUs the container has, whatever ids the kubelet counts: HAMi's plugin may
-//! give GPUs other than those that the ids name.
+//! give other GPUs than the ids name.
 //!
 //! What must never happen here: one unreadable entry hides the others; the answer of another plugin is taken for an
 //! answer of the agent.

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! `index` is the index of the device in the container, `node_index` NVML's index on the node. Without `core_percent`
-//! there is no limit of SM time; without `priority` the pod requested none. If the claim does not limit the memory,
-//! `memory_bytes` is the whole memory of the device and `"memory_unlimited":true` is set. New fields may be added under
-//! the same version, and a reader skips unknown fields. A new version means that the meaning of a field has changed.
+//! there is no limit of SM time; without `priority` the pod requested no priority. If the claim does not limit the
+//! memory, `memory_bytes` is the whole memory of the device and `"memory_unlimited":true` is set. New fields may be
+//! added under the same version, and a reader skips unknown fields. A new version means that the meaning of a field has
+//! changed.
 
 use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};

@@ -1,4 +1,4 @@
-//! How well the GPUs of a node are connected (`hami.io/node-nvidia-score`): a score for each pair of them.
+//! How well the GPUs of a node are connected (`hami.io/node-nvidia-score`): a score for each pair of GPUs.
 //!
 //! ```text
 //!   [{"uuid":"GPU-a","score":{"GPU-b":310}},{"uuid":"GPU-b","score":{"GPU-a":310}}]

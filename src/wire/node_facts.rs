@@ -1,4 +1,4 @@
-//! The facts about a Node that the scheduler uses: the GPUs that its agent registered, which of them are cordoned, and its handshake.
+//! The facts about a Node that the scheduler uses: the GPUs that its agent registered, which GPUs are cordoned, and its handshake.
 
 use crate::annotation_keys::{CORDON, HANDSHAKE, NODE_LINKS, REGISTER};
 use crate::handshake::{self, Handshake};

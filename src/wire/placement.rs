@@ -10,9 +10,9 @@
 //!   hami.io/enable-realtime-check: true
 //! ```
 //!
-//! The annotations are HAMi's, and users write them by hand: white space and empty items are skipped, and a blank value
-//! is the same as none. HAMi ignores most values that it does not know. Here they are errors, so that a pod with a
-//! typing error does not get a GPU that its owner wanted to avoid.
+//! The annotations are HAMi's, and users write them by hand: white space and empty items are skipped, and a blank value is the same
+//! as no value. HAMi ignores most values that it does not know. Here they are errors, so that a pod with a typing error does not get
+//! a GPU that its owner wanted to avoid.
 
 use crate::annotation_keys::{
     AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, MAX_ANNOTATION, NODE_POLICY, NUMA_BIND, REALTIME_CHECK, ROOM, SCORE_WEIGHTS,

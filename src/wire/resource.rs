@@ -5,14 +5,14 @@
 //!                           nvidia.com/gpucores 30 · nvidia.com/priority 0        ──▶ GpuRequest
 //! ```
 //!
-//! The rules are HAMi's. An amount of MiB overrides a percentage. Without either, the request is the default amount, or
-//! the whole GPU. A percentage of 0 or less counts as none, and one above 100 counts as 100. Three cases are errors
-//! here, so that the owner of the pod sees them: an amount that is not a whole number, negative or beyond 31 bits,
-//! which HAMi treats as no request; cores above 100, which HAMi reduces to 100; and a priority other than 0 and 1,
-//! which HAMi does not define.
+//! The rules are HAMi's. An amount of MiB overrides a percentage. Without either, the request is the default amount, or the
+//! whole GPU. A percentage of 0 or less counts as no percentage, and a percentage above 100 counts as 100. Three cases are
+//! errors here, so that the owner of the pod sees them: an amount that is not a whole number, negative or beyond 31 bits,
+//! which HAMi treats as no request; cores above 100, which HAMi reduces to 100; and a priority other than 0 and 1, which HAMi
+//! does not define.
 //!
-//! What must never happen here: a change of the request. HAMi's webhook adds a count where a pod requests only memory
-//! or cores, and all cores where a pod requests the whole memory. This file reads the amounts of the pod as they are.
+//! What must never happen here: a change of the request. HAMi's webhook adds a count if a pod requests only memory or cores,
+//! and all cores if a pod requests the whole memory. This file reads the amounts of the pod as they are.
 
 use crate::decode_error::shown;
 use crate::quantity::{self, Quantity};

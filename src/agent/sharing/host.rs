@@ -1,6 +1,6 @@
-//! Watches what the host provides for containers with a GPU: the CDI spec of NVIDIA's container toolkit, the limiter,
-//! and whether the container runtime itself puts GPUs into containers. All of it is read regularly, because, for example,
-//! a driver update rewrites the spec.
+//! Watches what the host provides for containers with a GPU: the CDI spec of NVIDIA's container toolkit, the limiter, and
+//! whether the container runtime itself puts GPUs into containers. All this is read regularly, because a driver update, for
+//! example, rewrites the spec.
 
 use decide::device_injection::DeviceInjection;
 use decide::settled_file::SettledFile;

@@ -1,6 +1,6 @@
 //! Lets one agent at a time share the GPUs of a node. An upgrade starts the next agent before the previous agent has
 //! ended, and the next agent waits here. Otherwise the kubelet would replace one plugin with the other, and when the
-//! kubelet ends the older registration, the newer one ends too.
+//! kubelet ends the older registration, the newer registration ends too.
 //!
 //! ```text
 //!   previous agent   shares-gpus: exclusive ── stop ─▶ shared ── the kubelet's calls answered, all closed ─▶ free

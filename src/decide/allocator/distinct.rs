@@ -1,5 +1,5 @@
 //! Refuses containers that would get the same GPU twice. A CUDA program sees two slots of one GPU as one GPU, so a
-//! container that requests two GPUs would compute on one of them without an error.
+//! container that requests two GPUs would compute on one GPU without an error.
 
 use super::refusal::Refusal;
 use super::start::BoundContainer;

@@ -1,4 +1,5 @@
-//! The effective claim of each pod, which the ledger counts: the devices that a started pod was given, else its claim.
+//! The effective claim of each pod, which the ledger counts: the devices that a started pod was given, otherwise its
+//! claim.
 
 use super::state::NodeAllocator;
 use crate::ledger::ClaimState;

@@ -1,4 +1,4 @@
-//! The list of slots for the kubelet (`ListAndWatch`): all slots, and which of them it may allocate.
+//! The list of slots for the kubelet (`ListAndWatch`): all slots, and which slots the kubelet may allocate.
 
 use super::device::ListedSlot;
 use super::state::NodeAllocator;

@@ -3,9 +3,9 @@
 //! issued the tickets for a set of ids. It decides only if exactly one assignment of tickets to containers is possible.
 //!
 //! PodResources does not list init containers that run to an end. An app container reuses the ids of init containers
-//! that requested the same number of slots, and the kubelet called `Allocate` for each of these first. So the last
-//! tickets for a set of ids belong to these init containers, in the order of the pod's spec, and then to the listed
-//! container.
+//! that requested the same number of slots, and the kubelet called `Allocate` for each init container first. So the
+//! last tickets for a set of ids belong to these init containers, in the order of the pod's spec, and then to the
+//! listed container.
 
 use super::start::{StartVerdict, WaitReason};
 use super::state::NodeAllocator;

@@ -1,7 +1,7 @@
 //! Moves a claim to the NUMA node that the kubelet chose.
 //!
-//! A claim moves only if every device that it touches has room for all claims on it, those of started pods and of
-//! others. Memory and SM time of a container never change.
+//! A claim moves only if every device that it touches has room for all claims on it, whether their pods have started or
+//! not. Memory and SM time of a container never change.
 
 use super::state::NodeAllocator;
 use crate::ledger::{DeviceDemand, demand_of};

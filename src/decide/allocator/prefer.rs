@@ -1,5 +1,5 @@
-//! The slots that the kubelet should allocate (`GetPreferredAllocation`): those of the GPUs that the next claim names,
-//! else one of each of the emptiest GPUs with room for the request of the next container without a claim. This is only
+//! The slots that the kubelet should allocate (`GetPreferredAllocation`): slots of the GPUs that the next claim names.
+//! Without a claim: a slot of each of the emptiest GPUs that have room for the next container's request. This is only
 //! advice: the kubelet may allocate other slots, and then the claim decides.
 
 use super::state::NodeAllocator;

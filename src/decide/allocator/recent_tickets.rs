@@ -1,4 +1,4 @@
-//! The age of issued tickets by the monotonic clock: which of them may still appear in the kubelet's checkpoint.
+//! The age of issued tickets by the monotonic clock: which tickets may still appear in the kubelet's checkpoint.
 //!
 //! What must never happen here: a ticket counts as old because the wall clock jumped.
 

@@ -7,10 +7,10 @@
 //!   claims on a device of which there is no record ─┘  and entries that name an unknown one, or none: every device
 //! ```
 //!
-//! A pod with a claim that names only devices of this node holds what its claim says, whichever plugin gave it its
-//! devices: the ledger counts it, and other pods may share the devices.
+//! A pod with a claim that names only devices of this node holds the devices of its claim, whichever plugin gave them: the
+//! ledger counts it, and other pods may share the devices.
 //!
-//! What must never happen here: a device counts as free although a live pod has it, because the agent did not give it.
+//! What must never happen here: a device that another plugin gave to a live pod counts as free.
 
 use super::device::SharedDevice;
 use super::state::NodeAllocator;

@@ -14,8 +14,8 @@
 //! containers of such a pod are left, only the report of its node shows them. The report names no amounts that could be counted as
 //! a claim, so the GPU takes no new claims until a report shows none of that pod.
 //!
-//! What must never happen here: a report releases the claim of a pod that runs according to the API server, or whose processes
-//! the report does not know; the end of an old stream ends a newer one.
+//! What must never happen here: a report releases the claim of a pod that runs according to the API server, or whose processes the
+//! report does not know; the end of an old stream ends a newer stream.
 
 use super::agent_link::{AgentLink, LinkState, StreamId};
 use super::node::NodeClaims;

@@ -1,4 +1,4 @@
-//! What the leader believes about the agent of a node, for people who ask.
+//! What the leader believes about the agent of a node, to show to people.
 
 use super::agent_link::LinkState;
 use super::node::NodeClaims;

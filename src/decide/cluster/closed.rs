@@ -1,12 +1,11 @@
 //! Why a node takes no new claims.
 //!
-//! A node is closed while it is not known which of its GPUs are taken. It opens by itself as soon as that is known: the
-//! agent names the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read. Everyone who
-//! may create pods can name a node in them. So a pod without a claim does not close the node of an agent that refuses all
-//! such pods.
+//! A node is closed while it is not known which of its GPUs are taken. It opens by itself as soon as that is known: the agent names
+//! the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read. Anyone who may create pods can
+//! name a node in them. So a pod without a claim does not close the node of an agent that refuses all such pods.
 //!
-//! If there are too many pods, those that only request GPUs are left out first. Whether one of them may start on a node is not known
-//! then, so all nodes whose agents do not refuse them are closed until none is left out.
+//! If there are too many pods, pods that only request GPUs are left out first. Such a pod may then start on any node, so all nodes
+//! whose agents do not refuse such pods are closed until no pod is left out.
 
 use super::handshake_age::STALE_AFTER;
 use model::claim::ClaimOrigin;

@@ -1,4 +1,4 @@
-//! Takes in reasons to close a node other than its own pods and GPUs, and reports which nodes were closed or opened.
+//! Takes in reasons to close a node that lie outside its pods and GPUs, and reports which nodes were closed or opened.
 
 use super::closed::{ClosedReason, Closing, ClosingChange};
 use super::state::ClusterState;

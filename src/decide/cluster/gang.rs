@@ -1,7 +1,7 @@
-//! Gangs: groups of pods of which kube-scheduler binds all or none. The members pass the filter one after the other,
-//! and wait for each other at Permit before any of them is bound. If the filter counted only claims, two members would
-//! pass for one free GPU. One of them would be bound and would hold the GPU, but would only wait for the other. So for
-//! a member the expected places of the other members of its gang count like claims. They count for no other pod.
+//! Gangs: groups of pods of which kube-scheduler binds all or none. The members pass the filter one after the other, and
+//! wait for each other at Permit before any member is bound. If the filter counted only claims, two members would pass for
+//! one free GPU. One would be bound and hold the GPU, but only wait for the other. So for a member the expected places of
+//! the other members of its gang count like claims; for other pods they do not count.
 //!
 //! What must never happen here: the proposals of a gang keep pods of others away from a GPU.
 

@@ -1,4 +1,4 @@
-//! How long the handshake of a node has been the same. Where an agent has no stream, only the handshake shows that it is alive.
+//! How long the handshake of a node has been the same. If an agent has no stream, only the handshake shows that it is alive.
 //!
 //! The age is measured by the leader's own monotonic clock, from the first look after the handshake has changed: the time in the
 //! handshake is from the clock of the node, which may be hours off. Time during which Nodes are not watched does not count, because

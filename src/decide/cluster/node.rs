@@ -1,4 +1,4 @@
-//! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
+//! One node of the cluster: its GPUs, the claims on them, and whether it takes new claims.
 
 use super::agent_link::{AgentLink, LinkState};
 use super::closed::{BlockingPods, ClosedReason, UnknownClaim};

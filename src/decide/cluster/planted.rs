@@ -1,5 +1,5 @@
 //! Mistakes that a test plants into the decisions about bindings, to show that the simulated cluster of the extender finds them.
-//! Without the feature `simulation` no mistake can be planted, and the compiler leaves out the code of all of them.
+//! Without the feature `simulation` no mistake can be planted, and the compiler leaves out the code of all mistakes.
 //!
 //! What must never happen here: a mistake in a program that is not a test.
 

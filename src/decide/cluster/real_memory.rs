@@ -1,4 +1,4 @@
-//! What the leader can say about the memory that is really in use: what reports have changed, on which GPUs the check of a pod
+//! What the leader knows about the memory that is really in use: what reports have changed, on which GPUs the check of a pod
 //! fails, and why a GPU is checked by its claims only.
 
 use super::agent_link::LinkState;

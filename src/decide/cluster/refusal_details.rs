@@ -1,5 +1,5 @@
-//! What the reason codes do not say to the owner of a pod that no node fits: what the pod asked for and what there is, who holds
-//! the GPUs, and why nodes are closed.
+//! What the reason codes do not say to the owner of a pod that no node fits: what the pod asked for and what is free, which pods
+//! hold the GPUs, and why nodes are closed.
 //!
 //! The verdicts about nodes have only codes and numbers, because a call is about thousands of nodes. These sentences are made
 //! afterwards, from the first nodes with a reason.

@@ -1,9 +1,9 @@
-//! The pods that wait for a node: those that no node fitted at their last filter call, and those that only the pod watch has shown.
+//! The pods that wait for a node: pods that no node fitted at their last filter call, and pods that only the pod watch has shown.
 //!
-//! Pods of one Deployment or Job have the same request. So for each kind of request it is kept on which nodes it may fit
-//! since something has changed there, and a pod needs no list of its own.
+//! Pods of one Deployment or Job have the same request. So each kind of request has a list of the nodes where it may fit since a
+//! change there, and a pod needs no list of its own.
 //!
-//! What must never happen here: the pods of one namespace push out those of another.
+//! What must never happen here: the pods of one namespace push out the pods of another.
 
 use super::node_set::NodeSet;
 use super::verdicts::Signature;

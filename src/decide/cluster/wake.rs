@@ -1,7 +1,7 @@
 //! Which of the waiting pods kube-scheduler tries again, because a node has room for them now.
 //!
 //! kube-scheduler tries a refused pod again after events that it sees itself. It often does so before the leader has seen what the
-//! event frees, and it never sees what only the leader learns: processes have ended, a stranger has left, a node has opened.
+//! event frees, and it never sees some events that the leader sees: processes have ended, a stranger has left, a node has opened.
 //!
 //! ```text
 //!   a node changes ──▶ for each kind of request: may it fit there now? ──▶ pods in order ──judge──▶ Wake
@@ -9,9 +9,9 @@
 //!   filter call: refused ──▶ longer pause of a pod that was woken       └── priority, namespaces in turn, age
 //! ```
 //!
-//! A kind of request is compared again with each node that has changed. If the node has no room for pods of the kind, it is left
-//! out until it changes again. Nothing is remembered of a single pod but the nodes that its last call named. From time to time
-//! every node counts as changed: then a change that was missed delays a pod by a minute, and not for ever.
+//! A kind of request is compared again with each node that has changed. If the node has no room for pods of the kind, it is left out
+//! until it changes again. For a single pod, only the nodes that its last call named are remembered. From time to time every node
+//! counts as changed, so a missed change delays a pod by a minute at most.
 //!
 //! What must never happen here: a pod that fits waits for ever, because a change was missed; many pods are woken for the room of
 //! one; a pod is woken while its bind is under way.

@@ -1,5 +1,5 @@
-//! Removes what must not leave the cluster from text that other programs wrote. No file of a bundle is made from a Secret or from the
-//! environment of a container; this is for a log line that has a token all the same.
+//! Removes secrets from text that other programs wrote, because a bundle leaves the cluster. No file of a bundle is made from a
+//! Secret or from the environment of a container, but a log line may contain a token.
 
 /// The text that replaces a secret.
 const REMOVED: &str = "[removed]";

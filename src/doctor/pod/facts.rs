@@ -1,4 +1,4 @@
-//! What is known about a pod that waits, and where it was looked up.
+//! What is known about a waiting pod, and where each fact was looked up.
 
 use crate::cluster::{ClusterReader, TimeSeen};
 use crate::finding::{Blind, Seen};

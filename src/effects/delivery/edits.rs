@@ -1,5 +1,5 @@
-//! The CDI edits that make a container see its device shares and nothing else. The runtime applies them last, so that
-//! they override the variables of the pod and of the image.
+//! The CDI edits that make a container see only its device shares. The runtime applies them last, so that they override
+//! the variables of the pod and of the image.
 
 use super::limiter::{self, LimiterLibrary};
 use model::id::GpuUuid;

@@ -9,11 +9,11 @@
 //! ```
 //!
 //! The hard link records that a container uses the version: the link is removed with the pod. A version that has no
-//! link and is not the newest is removed. The paths in the container and the owners of the files are those of HAMi,
-//! because the paths are built into the library.
+//! link and is not the newest is removed. The paths in the container and the owners of the files are the same as in
+//! HAMi, because the paths are built into the library.
 //!
-//! A container can write to two folders: `vgpu` and `lock`. Each container has its own, so that no container can
-//! block or read another (decision 0110).
+//! A container can write to two folders: `vgpu` and `lock`. Each container has its own folders, so that no container
+//! can block or read another (decision 0110).
 //!
 //! What must never happen here: a library is changed or removed under a name that a container may still open; an
 //! incomplete file gets a name.

@@ -1,12 +1,12 @@
 //! The names of HAMi's node monitor, new and legacy, for every value that can be read from outside the container.
 //!
 //! HAMi reads limits, kinds of memory and the time of the last kernel from a file that its library keeps inside each
-//! container. The agent does not read that file. It takes the use from the driver's list of processes, and the limit
-//! from the container's claim. Only the device plugin knows claims, so an agent in standalone mode has no limits. The
-//! agent never writes `hami_vgpu_memory_{context,module,buffer}_bytes`, `hami_container_last_kernel_elapsed_seconds`
-//! and their legacy names, nor `Device_memory_desc_of_container`, whose labels are the kinds of memory. As in HAMi,
-//! every series has the label `zone="vGPU"`, and ratios are 0 to 100. Every series of a GPU has its node; HAMi 2.10 leaves
-//! it out in `hami_host_gpu_memory_controller_utilization_ratio`, so that it cannot be joined with the others.
+//! container. The agent does not read that file. It takes the use from the driver's list of processes, and the limit from
+//! the container's claim. Only the device plugin knows claims, so an agent in standalone mode has no limits. The agent
+//! never writes `hami_vgpu_memory_{context,module,buffer}_bytes`, `hami_container_last_kernel_elapsed_seconds` and their
+//! legacy names, nor `Device_memory_desc_of_container`, whose labels are the kinds of memory. As in HAMi, every series has
+//! the label `zone="vGPU"`, and ratios are 0 to 100. Every series of a GPU has its node; HAMi 2.10 leaves it out in
+//! `hami_host_gpu_memory_controller_utilization_ratio`, which therefore cannot be joined with the other series.
 
 use super::input::MetricsInput;
 use super::subject::{LabelledSubjects, pod_name};

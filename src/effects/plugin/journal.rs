@@ -1,10 +1,10 @@
 //! The ticket journal: one short line for each issued ticket that has no folder yet. The line is written before the
-//! kubelet gets the answer. So the answer waits for one line and not for a folder, and if the agent is killed right
+//! kubelet gets the answer. So the answer waits only for a line and not for a folder, and if the agent is killed right
 //! after the answer, the next agent process still knows the ticket.
 //!
-//! Compaction removes the lines of tickets that now have a folder: it rewrites the file with the other tickets, the
-//! open ones. The journal compacts when no ticket is open, when the file is large and at least half of it is unused,
-//! and when one more line would not fit.
+//! Compaction removes the lines of tickets that now have a folder: it rewrites the file with the open tickets. The
+//! journal compacts when no ticket is open, when the file is large and at least half of it is unused, and when one more
+//! line would not fit.
 
 use model::id::Ticket;
 use parking_lot::Mutex;

@@ -1,9 +1,9 @@
 //! At most one Tokio worker blocks on disk I/O.
 //!
 //! A line written to the page cache takes microseconds, but a disk that hangs can block the write forever.
-//! [`block_in_place`] moves the other tasks of the thread to another thread. A call before each line would cost
-//! context switches: milliseconds each on a busy node. So the first writer writes directly, and only a writer that
-//! arrives meanwhile calls [`block_in_place`].
+//! [`block_in_place`] moves the other tasks of the thread to another thread. A call before each line would cost context
+//! switches: milliseconds each on a busy node. So the first writer writes directly, and only a writer that arrives
+//! during that write calls [`block_in_place`].
 //!
 //! What must never happen here: all Tokio workers wait for the disk.
 

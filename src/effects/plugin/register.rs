@@ -8,9 +8,9 @@
 //! kubelet's plugin registry, and leaves that socket there. The socket stays until the kubelet restarts or the last
 //! agent ends: kubelets before 1.37 would drop the new agent if the socket were removed earlier.
 //!
-//! *Beside another agent*: the previous agent ends only when this agent is registered, so that the kubelet always has
-//! a plugin. Kubelets before 1.37 remember one connection for each resource. When any connection of the resource
-//! ends, they drop the remembered connection. So they must remember none when the connection of the previous agent
+//! *Beside another agent*: the previous agent ends only when this agent is registered, so that the kubelet always has a
+//! plugin. Kubelets before 1.37 remember one connection for each resource. When any connection of the resource ends,
+//! they drop the remembered connection. So they must remember no connection when the connection of the previous agent
 //! ends:
 //!
 //! ```text
@@ -19,8 +19,8 @@
 //! ```
 //!
 //! The kubelet continues to use a connection that it does not remember, but does not notice when that connection ends.
-//! The last `Register` makes the kubelet remember this agent's connection. In two cases the kubelet still remembers
-//! none: this agent is stopped before the last `Register`, or a slow kubelet sees the end of the previous agent's
+//! The last `Register` makes the kubelet remember this agent's connection. In two cases the kubelet still remembers no
+//! connection: this agent is stopped before the last `Register`, or a slow kubelet sees the end of the previous agent's
 //! connection while it opens the new connection. So if no other agent takes over, an agent sends, before it ends, a
 //! list in which all devices are unhealthy (docs/decisions/0120).
 //!

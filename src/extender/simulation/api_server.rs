@@ -1,4 +1,4 @@
-//! The simulated API servers: two of them before one etcd, each with its own caches.
+//! The simulated API servers: two servers before one etcd, each with its own caches.
 //!
 //! ```text
 //!   request ──way──▶ carried out: etcd, or a cache that lags ──way──▶ answer, or none (Fate)

@@ -1,6 +1,6 @@
-//! The simulated kube-scheduler: one pod at a time through filter and prioritize, then a bind beside the next pods, with the
-//! timeouts of the printed configuration. It counts `nvidia.com/gpu` itself, with a cache of pods that it expects to be
-//! bound. A restart forgets that cache and every question.
+//! The simulated kube-scheduler: one pod at a time through filter and prioritize, then a bind in parallel with the next pods, with
+//! the timeouts of the printed configuration. It counts `nvidia.com/gpu` itself, with a cache of pods that it expects to be bound. A
+//! restart forgets that cache and every question.
 //!
 //! ```text
 //!   filter, one likely node ──▶ filter, all nodes ──▶ prioritize ──▶ Permit: held, maybe refused ──▶ bind
@@ -12,8 +12,8 @@
 //! placed counts too. The timer that brings a pod back after five minutes is left out, because it would hide a lost wake. A pod whose
 //! call has failed needs no event.
 //!
-//! A pod has a likely node after an eviction there, or where kube-scheduler has just found that node for a pod like it. While a
-//! Permit plugin holds pods, others are filtered; a plugin for gangs lets several pods go on at the same moment.
+//! A pod has a likely node after an eviction there, or if kube-scheduler has just found that node for a similar pod. While a Permit
+//! plugin holds pods, others are filtered; a plugin for gangs lets several pods go on at the same moment.
 
 use super::super::measures::Verb;
 use super::api_server::ApiServers;

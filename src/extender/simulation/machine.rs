@@ -1,5 +1,5 @@
-//! One machine: its GPUs, its kubelet, and its agent. The agent decides with the product's own allocator
-//! (`decide::allocator`, late binding); what the kubelet does around it is simulated.
+//! One machine: its GPUs, its kubelet, and its agent. The agent decides with the product's own allocator (`decide::allocator`,
+//! late binding); the kubelet is simulated.
 //!
 //! ```text
 //!   pod watch ──▶ admit: slots, tickets ──▶ start: NodeAllocator::start ──▶ status ──▶ end, deletion

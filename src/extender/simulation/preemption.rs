@@ -1,5 +1,4 @@
-//! How the simulated kube-scheduler evicts pods of lower priority where no node fits, and what must hold of the extender's
-//! answer.
+//! How the simulated kube-scheduler evicts pods of lower priority if no node fits, and what the extender's answer must fulfil.
 //!
 //! What must never happen here: the check of an answer uses the product's own placement, which is under test.
 

@@ -1,4 +1,4 @@
-//! The random numbers of a simulation. All of them follow from one seed.
+//! The random numbers of a simulation. All numbers follow from one seed.
 
 /// A stream of numbers (SplitMix64).
 #[derive(Clone, Debug)]

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The product's own code decides what is sent and when, and which extender the agent asks next. Only the connection is
-//! simulated: its messages are late, or lost with it; its end reaches the extender later, or only after a timeout.
+//! simulated: its messages are late, or are lost with the connection; its end reaches the extender later, or only after a
+//! timeout.
 
 use super::api_server::ApiServers;
 use super::etcd::Kind;

@@ -1,4 +1,4 @@
-//! What goes wrong, and what users do meanwhile.
+//! The troubles that occur, and the actions of users.
 
 use super::etcd::{Content, Kind};
 use super::machine::MIB;

@@ -6,9 +6,9 @@
 //! and never closes the connection that another address keeps open. A client that makes requests and reads no answers
 //! gains nothing: its connections count as waiting for their client.
 //!
-//! A port whose clients must show who they are has a second, lower limit. It counts newcomers: connections whose client
-//! has not shown who it is yet. When this limit is reached, the address with the most newcomers loses its oldest one,
-//! busy or not. So clients that show nothing close only each other's connections.
+//! A port whose clients must show who they are has a second, lower limit. It counts newcomers: connections whose client has
+//! not shown who it is yet. When this limit is reached, the address with the most newcomers loses its oldest newcomer, busy
+//! or not. So clients that show nothing close only each other's connections.
 
 use parking_lot::Mutex;
 use std::cmp::Reverse;

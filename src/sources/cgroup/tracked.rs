@@ -9,15 +9,15 @@
 //!                        where the kernel did not count it
 //! ```
 //!
-//! The two files of every period stay open and cost one `pread` each. Of the eleven files of a slow reading three stay
-//! open: memory, tasks and the v1 CPU times. The others are opened, read and closed below directories that stay open.
-//! If all eleven stayed open, 300 cgroups would cost about 16 MiB of kernel memory. Resolving the whole path of each
-//! file takes half of the time of reading it.
+//! The two files of every period stay open and cost one `pread` each. A slow reading has eleven files. Three of them
+//! stay open: memory, tasks and the v1 CPU times. The other files are opened, read and closed below directories that
+//! stay open. If all eleven stayed open, 300 cgroups would cost about 16 MiB of kernel memory. Resolving the whole path
+//! of each file takes half of the time of reading it.
 //!
 //! A cgroup is idle if it used no CPU time and its memory usage did not change since its last slow reading. Half of the
-//! cgroups of a usual node (every sandbox among them) are idle. In an idle cgroup the agent does not read the values
-//! again that only the cgroup's own processes can change: memory, tasks, processes, and in v1 CPU times, throttling and
-//! block I/O. The last values get a new time. Pressure and v2 block I/O are read even if the cgroup is idle.
+//! cgroups of a usual node, including every sandbox, are idle. In an idle cgroup the agent does not read values again
+//! that only the cgroup's own processes can change: memory, tasks, processes, and in v1 CPU times, throttling and block
+//! I/O. The last values get a new time. Pressure and v2 block I/O are read even if the cgroup is idle.
 
 use crate::cgroup::kernel::{CgroupFileReader, CgroupGone, Directories, Kept};
 use crate::cgroup::layout::{CgroupController, CgroupTrees};

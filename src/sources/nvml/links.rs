@@ -1,7 +1,7 @@
 //! The NVLinks of a GPU: whether each is up, and its error counts.
 //!
-//! NVML has three interfaces for these counts, and a GPU supports one or two of them: one call for each kind of error
-//! (Pascal to Ampere), fields with the same counts (Hopper), and fields with other counts (Blackwell and later).
+//! NVML has three interfaces for these counts, and a GPU supports one or two interfaces: one call for each kind of
+//! error (Pascal to Ampere), fields with the same counts (Hopper), and fields with other counts (Blackwell and later).
 //!
 //! What must never happen here: a kind of error that the driver did not count is shown as 0 errors.
 

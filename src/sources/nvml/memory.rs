@@ -1,5 +1,5 @@
-//! Memory of a GPU or MIG instance, from the newest call that the driver has, or from the host where the GPU has no memory
-//! of its own.
+//! Memory of a GPU or MIG instance, from the newest call that the driver has, or from the host if the GPU has no memory of
+//! its own.
 //!
 //! ```text
 //!   nvmlDeviceGetMemoryInfo_v2 ──not in this driver──▶ nvmlDeviceGetMemoryInfo   used contains what is reserved

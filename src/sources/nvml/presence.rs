@@ -1,4 +1,4 @@
-//! Compares three lists of GPUs: the devices on the PCI bus, those that the kernel's driver serves, and NVML's.
+//! Compares three lists of GPUs: of the PCI bus, of the kernel's driver, and of NVML.
 //!
 //! ```text
 //!   /sys/bus/pci/devices/0000:65:00.0 (vendor, class, driver, physfn) ──┐

@@ -1,4 +1,4 @@
-//! The readings of one GPU: the cheap ones every second, the others less often.
+//! The readings of one GPU: the cheap readings every second, the others less often.
 
 use crate::nvml::memory::MemoryParts;
 use crate::nvml::polled_gpu::PolledGpu;

@@ -9,8 +9,8 @@
 //! A call that stalls makes readings absent; a call that hangs, which is reported much later, also makes the GPU unfit.
 //!
 //! One thread waits for events. If one of its calls does not return, the supervisor reports that and does not replace
-//! the thread, because a replacement would hang as well; XIDs come from the kernel log meanwhile. If the thread panics,
-//! the supervisor reports that and starts it again.
+//! the thread, because a replacement would hang as well; until then XIDs come from the kernel log. If the thread
+//! panics, the supervisor reports that and starts it again.
 //!
 //! At most two pollers exist. A poller whose call concerns no particular GPU (opening the library, counting) is not
 //! replaced, because there is no GPU to skip: all GPUs are absent until it returns.

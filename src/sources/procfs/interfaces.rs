@@ -6,9 +6,9 @@
 //!   a VF whose bytes the synthetic interface above it counts (Azure, virtio failover), a representor (`pf0vf1`)   not
 //! ```
 //!
-//! Where sysfs names no device at all, the interfaces are selected by name. That happens if sysfs is not mounted, if it
-//! shows another network namespace than that of process 1, or if the machine is a container itself, whose `eth0` is one
-//! end of a pair.
+//! If sysfs names no device at all, the interfaces are selected by name. That happens if sysfs is not mounted, if it
+//! shows a network namespace other than process 1's, or if the machine is a container itself, whose `eth0` is one end
+//! of a pair.
 
 use crate::kernel_file::KernelFileReader;
 use crate::procfs::process::namespace;

@@ -1,4 +1,4 @@
-//! Detects in which PID namespace the agent is, and which one its `/proc` shows.
+//! Detects in which PID namespace the agent is, and which PID namespace its `/proc` shows.
 //!
 //! ```text
 //!   the agent's namespace is the machine's             everything is visible
@@ -6,7 +6,7 @@
 //!   it is private, and `/proc` is that of one above   `/proc` shows other PIDs than the kernel's lists of processes
 //! ```
 //!
-//! What must never happen here: values of a container shown as those of the machine.
+//! What must never happen here: values of a container are shown as values of the machine.
 
 use crate::kernel_file::KernelFileReader;
 use crate::procfs::process::namespace;

@@ -1,4 +1,4 @@
-//! The host's processes: all are counted, and those with the most CPU and memory are kept.
+//! The host's processes: all are counted, and the processes with the most CPU and memory are kept.
 //!
 //! A pass reads `/proc/<pid>/stat` of every process (about 10 µs each), one slice in each turn of the sampler, so that
 //! 20,000 processes do not delay the other readings. Passes are so far apart that they cost at most one part in

@@ -1,6 +1,6 @@
 //! Living processes of this machine that are shown as users of the simulated GPUs, so that finding the container of a
 //! process works as with real GPUs. With sharing, these are processes of the containers that hold GPUs. Otherwise they
-//! are any processes but the agent, those in containers first.
+//! are any processes except the agent, processes in containers first.
 
 use crate::process_owner::{IdentifiedProcess, ProcessOwnerReader};
 use crate::roots::HostRoots;

@@ -1,4 +1,4 @@
-//! `/api/v1/nodes` of the extender: what the leader believes about each node, and how old that is.
+//! `/api/v1/nodes` of the extender: what the leader believes about each node, and how old this knowledge is.
 
 use serde::{Deserialize, Serialize};
 

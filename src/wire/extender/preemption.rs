@@ -1,5 +1,5 @@
-//! The verb preempt. The call names the pods that kube-scheduler would evict on each node. The answer names those of
-//! the nodes on which the evictions make room for the pod.
+//! The verb preempt. The call names the pods that kube-scheduler would evict on each node. The answer names the nodes
+//! on which the evictions make room for the pod.
 
 use super::args::{MAX_EXTENDER_ARGS, json, pod_of, text_of};
 use super::candidates::Text;

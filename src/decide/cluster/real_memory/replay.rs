@@ -1,8 +1,8 @@
-//! A stranger whose memory changes as in training jobs, and pods that come and grow meanwhile: none is bound into memory that
-//! has been gone for two seconds. A row of a recording, a minute, is played as five seconds.
+//! A stranger's memory changes as in training jobs, while pods come and grow: no pod is bound into memory that has been gone for
+//! two seconds. A row of a recording, which is a minute, is played in five seconds.
 //!
-//! The agent lists processes every fifth second and at each jump of memory, and sends what differs by its dead band or more. That
-//! it lists less often while memory jumps all the time is not played.
+//! The agent lists processes every fifth second and at each jump of memory, and sends readings that differ by their dead band or
+//! more. The replay does not list less often while memory jumps all the time, as the agent does.
 
 use super::tests::{STREAM, cluster_with, mib, mode, report};
 use crate::cluster::tests::{NOW, bound, name, names, slice};
