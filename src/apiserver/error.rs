@@ -165,7 +165,7 @@ impl ApiError {
     }
 }
 
-/// What to do about a failure; empty where the failure already names it.
+/// What to do about a failure; empty if the failure already names it.
 fn advice(call: &ApiCall, failure: &ApiFailure) -> String {
     let ApiFailure::Refused { refusal, .. } = failure else { return String::new() };
     match refusal.code {

@@ -47,7 +47,7 @@ pub struct ForwardedPort {
 }
 
 impl ForwardedPort {
-    /// Why the connection has broken, as the kubelet or the protocol says; `None` where nothing was said.
+    /// Why the connection has broken, as the kubelet or the protocol says; `None` if nothing was said.
     #[must_use]
     pub fn why(&self) -> Option<String> {
         self.why.lock().clone()

@@ -60,7 +60,7 @@ impl ApiPods {
         self.list.left_out
     }
 
-    /// The state for the view; `None` where the agent does not watch pods.
+    /// The state for the view; `None` if the agent does not watch pods.
     #[must_use]
     pub fn view(&self) -> Option<PodWatchView> {
         self.watch.clone().map(|watch| PodWatchView {

@@ -122,7 +122,7 @@ pub fn unattributed_memory(kind: MemoryKind, sample: &GpuSample, shares: &Occupa
 }
 
 /// The part of the memory in use at the time of the process list whose owners are known: `used` without the processes of unknown
-/// owners, and at least what the processes of the list held together. Absent where the list does not show whose the memory is, for
+/// owners, and at least what the processes of the list held together. Absent if the list does not show whose the memory is, for
 /// example without `hostPID`.
 #[must_use]
 pub fn listed_memory(used: Reading<Bytes>, list: &[GpuProcess], left_out: u32) -> Reading<Bytes> {

@@ -227,7 +227,7 @@ const READERS: [(&str, [u32; 3], (u16, u16)); 9] = [
     ("cri-o", [1, 33, 0], (1, 0)),
 ];
 
-/// The newest version of CDI that this runtime reads (`containerd://1.7.2`); `None` where that is not known. A runtime refuses
+/// The newest version of CDI that this runtime reads (`containerd://1.7.2`); `None` if that is not known. A runtime refuses
 /// a spec of a newer version, and the error of the container does not name the reason.
 #[must_use]
 pub fn newest_spec(runtime: &str) -> Option<(u16, u16)> {
@@ -256,7 +256,7 @@ fn parts(runtime: &str) -> (&str, Option<(u32, u32)>) {
     (name, numbers(version))
 }
 
-/// Major and minor version; `None` where the text does not begin with them.
+/// Major and minor version; `None` if the text does not begin with them.
 pub(crate) fn numbers(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.trim_start_matches('v').split('.');
     let digits = |part: &str| part.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());

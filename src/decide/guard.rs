@@ -14,7 +14,7 @@ pub enum TriedWrite {
 }
 
 /// What `policy` does. `forbidden` is the answer to a write that only this policy refuses, `needed` the answer to a
-/// write that the agent itself needs. `None` where the answers do not show it.
+/// write that the agent itself needs. `None` if the answers do not show it.
 #[must_use]
 pub fn judge(policy: AdmissionPolicy, forbidden: TriedWrite, needed: TriedWrite) -> Option<PolicyGuard> {
     match (forbidden, needed) {

@@ -215,7 +215,7 @@ impl HealthRecord {
         }
     }
 
-    /// The incidents to save for the next run of the agent; `None` where there are none.
+    /// The incidents to save for the next run of the agent; `None` if there are none.
     #[must_use]
     pub fn kept(&self, gpu: &GpuUuid) -> Option<KeptIncidents> {
         let events = self.incidents.iter().filter(|(incident, _)| incident.is_event());

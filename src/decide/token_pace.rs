@@ -12,7 +12,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Shortest pause: each check reads a small file.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// The pause until the next check; `left` is how long the current token is still valid, `None` where that is not known.
+/// The pause until the next check; `left` is how long the current token is still valid, `None` if that is not known.
 #[must_use]
 pub fn pause(left: Option<Duration>) -> Duration {
     left.map_or(LONGEST, |left| (left / 10).clamp(SHORTEST, LONGEST))

@@ -522,7 +522,7 @@ impl LockedCluster {
         }
     }
 
-    /// Chooses the devices of a pod and reserves them. Returns also the request for which they were chosen; `None` where they
+    /// Chooses the devices of a pod and reserves them. Returns also the request for which they were chosen; `None` if they
     /// were reserved before.
     pub(super) fn bind(
         &self,

@@ -131,7 +131,7 @@ pub struct CgroupSample {
     pub memory_rss: Reading<Bytes>,
     /// Page cache.
     pub memory_cache: Reading<Bytes>,
-    /// Memory in swap; absent where the kernel does not account for swap.
+    /// Memory in swap; absent if the kernel does not account for swap.
     pub memory_swap: Reading<Bytes>,
     /// Memory limit; `Measured(None)` when there is no limit.
     pub memory_limit: Reading<Option<Bytes>>,

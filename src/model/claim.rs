@@ -169,7 +169,7 @@ pub struct BindOrder {
     pub version: Option<u64>,
 }
 
-/// Which scheduler wrote a claim, and when. The time is `None` where it cannot be read.
+/// Which scheduler wrote a claim, and when. The time is `None` if it cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimOrigin {
     /// A leader of this installation.

@@ -215,7 +215,7 @@ pub enum FabricHealth {
 }
 
 impl FabricState {
-    /// The state with NVML's number; `None` where the GPU belongs to no fabric.
+    /// The state with NVML's number; `None` if the GPU belongs to no fabric.
     #[must_use]
     pub fn from_nvml(number: u32) -> Option<Self> {
         match number {
@@ -240,7 +240,7 @@ impl FabricState {
 }
 
 impl FabricHealth {
-    /// The summary with NVML's number; `None` where NVML does not report one.
+    /// The summary with NVML's number; `None` if NVML does not report one.
     #[must_use]
     pub fn from_nvml(number: u8) -> Option<Self> {
         match number {

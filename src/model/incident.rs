@@ -64,7 +64,7 @@ pub struct KeptIncidents {
 }
 
 /// Counters at the time of an incident that start again at 0 when a GPU is reset or its driver is reloaded. `None`
-/// where a counter could not be read, or where it also starts again without a reset, because the driver releases a GPU
+/// if a counter could not be read, or where it also starts again without a reset, because the driver releases a GPU
 /// when its last user ends (persistence mode is off).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterMarks {

@@ -219,7 +219,7 @@ impl Pod {
         matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
-    /// The annotation with this key; also `None` where it was too large to be kept.
+    /// The annotation with this key; also `None` if it was too large to be kept.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         let place = self.annotations.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;

@@ -102,7 +102,7 @@ impl Absence {
         Absence::Released,
     ];
 
-    /// The reason with this code; `nvml_error` is the number of an NVML error. `None` where this release has no such reason.
+    /// The reason with this code; `nvml_error` is the number of an NVML error. `None` if this release has no such reason.
     #[must_use]
     pub fn parse(code: &str, nvml_error: Option<u32>) -> Option<Absence> {
         let plain = Absence::PLAIN.into_iter().find(|why| why.code() == code);

@@ -41,7 +41,7 @@ impl CheckMode {
     }
 }
 
-/// What an agent says about the check on its node; `None` where its settings say nothing.
+/// What an agent says about the check on its node; `None` if its settings say nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeCheck {
     /// Whether the check is made. `false` counts for every pod.

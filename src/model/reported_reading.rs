@@ -38,7 +38,7 @@ impl<T> ReportedReading<T> {
         }
     }
 
-    /// Why there is no value, if there is none; `Some(None)` where the reason is not known.
+    /// Why there is no value, if there is none; `Some(None)` if the reason is not known.
     pub fn absence(&self) -> Option<Option<Absence>> {
         match self {
             ReportedReading::Measured(..) => None,

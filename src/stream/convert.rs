@@ -289,7 +289,7 @@ fn from_pods(pods: &BTreeMap<PodUid, ReportedPod>) -> Vec<wire::PodReport> {
     pods.iter().map(pod).collect()
 }
 
-/// The age of a reading, or the reason why it is absent; `None` where neither is known.
+/// The age of a reading, or the reason why it is absent; `None` if neither is known.
 fn state<T>(reading: &ReportedReading<T>) -> Option<wire::ReadingState> {
     match reading {
         ReportedReading::Measured(_, age) => {

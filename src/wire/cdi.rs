@@ -43,7 +43,7 @@ const KEY: &str = "CDI spec";
 /// Reads a CDI spec in JSON.
 ///
 /// # Errors
-/// [`DecodeError`] where the text is not a CDI spec, or no runtime would accept it.
+/// [`DecodeError`] if the text is not a CDI spec, or no runtime would accept it.
 pub fn decode(bytes: &[u8]) -> Result<CdiSpec, DecodeError> {
     if bytes.len() > MAX_BYTES {
         return Err(DecodeError::too_long(KEY, bytes.len(), MAX_BYTES));

@@ -133,7 +133,7 @@ struct Entry<'a> {
 /// Reads the file.
 ///
 /// # Errors
-/// [`DecodeError`] where the file is not a checkpoint, or larger than [`MAX_BYTES`]. A single entry that cannot be read
+/// [`DecodeError`] if the file is not a checkpoint, or larger than [`MAX_BYTES`]. A single entry that cannot be read
 /// is in [`Checkpoint::unreadable`].
 pub fn parse(bytes: &[u8]) -> Result<Checkpoint, DecodeError> {
     if bytes.len() > MAX_BYTES {
@@ -244,7 +244,7 @@ struct NamedCdiDevice {
     name: String,
 }
 
-/// The names of the CDI devices, and the ticket in the annotations of a plugin's answer. `None` where the
+/// The names of the CDI devices, and the ticket in the annotations of a plugin's answer. `None` if the
 /// text is not an answer.
 fn answer_parts(answer: &str) -> Option<AnswerParts> {
     let bytes = STANDARD.decode(answer).ok()?;

@@ -31,7 +31,7 @@ pub fn encode() -> String {
 /// Whether a reader that knows the versions up to `known` understands claims with this annotation.
 ///
 /// # Errors
-/// [`DecodeError`] where the reader does not understand them, or where the text is not a version.
+/// [`DecodeError`] if the reader does not understand them, or where the text is not a version.
 pub fn check(text: &str, known: u32) -> Result<(), DecodeError> {
     let fault = |at: usize| {
         let what = format!("is not a version such as {WRITTEN}/{OLDEST_READER}: {}", shown(text));

@@ -12,7 +12,7 @@ const MAX_ITEMS: usize = 1024;
 /// Reads the annotation's value.
 ///
 /// # Errors
-/// [`DecodeError`] where an item is not a UUID. The list is then refused as a whole: a typing error must not lead to
+/// [`DecodeError`] if an item is not a UUID. The list is then refused as a whole: a typing error must not lead to
 /// new containers on a GPU that the operator wanted to cordon.
 pub fn decode(text: &str) -> Result<BTreeSet<GpuUuid>, DecodeError> {
     if text.len() > MAX_ANNOTATION {

@@ -121,7 +121,7 @@ impl From<Object> for DescribedEvent {
 /// Reads a page of a list of events.
 ///
 /// # Errors
-/// [`DecodeError`] where the text is not a list of events.
+/// [`DecodeError`] if the text is not a list of events.
 pub fn decode_list(json: &[u8]) -> Result<DescribedEvents, DecodeError> {
     let list: ObjectList<Object> =
         serde_json::from_slice(json).map_err(|error| DecodeError::json("list of events", json, &error))?;

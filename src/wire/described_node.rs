@@ -114,7 +114,7 @@ impl From<Object> for DescribedNode {
 /// Reads a whole Node.
 ///
 /// # Errors
-/// [`DecodeError`] where the text is not the JSON of a Node.
+/// [`DecodeError`] if the text is not the JSON of a Node.
 pub fn decode(json: &[u8]) -> Result<DescribedNode, DecodeError> {
     serde_json::from_slice::<Object>(json)
         .map(DescribedNode::from)
@@ -124,7 +124,7 @@ pub fn decode(json: &[u8]) -> Result<DescribedNode, DecodeError> {
 /// Reads a list of whole Nodes.
 ///
 /// # Errors
-/// [`DecodeError`] where the text is not a list of Nodes.
+/// [`DecodeError`] if the text is not a list of Nodes.
 pub fn decode_list(json: &[u8]) -> Result<DescribedNodes, DecodeError> {
     let list: ObjectList<Object> =
         serde_json::from_slice(json).map_err(|error| DecodeError::json("list of Nodes", json, &error))?;

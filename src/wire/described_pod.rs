@@ -207,7 +207,7 @@ impl From<Object> for DescribedPod {
 /// Reads a pod.
 ///
 /// # Errors
-/// [`DecodeError`] where the text is not the JSON of a pod.
+/// [`DecodeError`] if the text is not the JSON of a pod.
 pub fn decode(json: &[u8]) -> Result<DescribedPod, DecodeError> {
     serde_json::from_slice::<Object>(json)
         .map(DescribedPod::from)
@@ -217,7 +217,7 @@ pub fn decode(json: &[u8]) -> Result<DescribedPod, DecodeError> {
 /// Reads a list of pods.
 ///
 /// # Errors
-/// [`DecodeError`] where the text is not a list of pods.
+/// [`DecodeError`] if the text is not a list of pods.
 pub fn decode_list(json: &[u8]) -> Result<Vec<DescribedPod>, DecodeError> {
     let list: ObjectList<Object> =
         serde_json::from_slice(json).map_err(|error| DecodeError::json("list of pods", json, &error))?;

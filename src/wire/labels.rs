@@ -85,7 +85,7 @@ fn single_profile<'a>(gpus: &[&'a Gpu]) -> Option<&'a str> {
     all.then_some(profile)
 }
 
-/// The MIG strategy; `None` where no GPU is in MIG mode.
+/// The MIG strategy; `None` if no GPU is in MIG mode.
 fn mig_strategy(gpus: &[&Gpu]) -> Option<&'static str> {
     gpus.iter()
         .any(|gpu| gpu.mig_mode.get() == Some(true))

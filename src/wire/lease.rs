@@ -52,7 +52,7 @@ struct Spec {
 /// Reads a Lease.
 ///
 /// # Errors
-/// [`DecodeError`] where the text is not the JSON of a Lease, or has no version.
+/// [`DecodeError`] if the text is not the JSON of a Lease, or has no version.
 pub fn decode(json: &[u8]) -> Result<StoredLease, DecodeError> {
     let Object { metadata, spec } =
         serde_json::from_slice(json).map_err(|error| DecodeError::json(LEASE, json, &error))?;

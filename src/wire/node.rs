@@ -176,7 +176,7 @@ fn writers(managed: &[serde_json::Value], part: &str, present: &BTreeMap<String,
 /// Reads a whole Node, or one with metadata only.
 ///
 /// # Errors
-/// [`NotANode`] where the text is not a Node.
+/// [`NotANode`] if the text is not a Node.
 pub fn decode(json: &[u8]) -> Result<NodeObject, NotANode> {
     let object: Object = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
     Ok(NodeObject::of(object.metadata))
@@ -185,7 +185,7 @@ pub fn decode(json: &[u8]) -> Result<NodeObject, NotANode> {
 /// Reads the fields of a Node that a GPU scheduler needs; its annotations are bounded like those of a pod.
 ///
 /// # Errors
-/// [`NotAFollowedNode`] where its UID or its name cannot be read.
+/// [`NotAFollowedNode`] if its UID or its name cannot be read.
 pub fn decode_followed_node(json: &[u8]) -> Result<FollowedNode, NotAFollowedNode> {
     let object: TrimmedObject =
         serde_json::from_slice(json).map_err(|error| NotAFollowedNode::Json(error.to_string()))?;
@@ -206,7 +206,7 @@ pub fn decode_followed_node(json: &[u8]) -> Result<FollowedNode, NotAFollowedNod
 /// Reads a list of whole Nodes, or of Nodes with metadata only.
 ///
 /// # Errors
-/// [`NotANode`] where the text is not a list, or one of its items is not a Node.
+/// [`NotANode`] if the text is not a list, or one of its items is not a Node.
 pub fn decode_list(json: &[u8]) -> Result<NodeList, NotANode> {
     let list: ObjectList<Object> = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
     let (objects, more) = list.into_parts();

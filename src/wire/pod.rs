@@ -86,7 +86,7 @@ pub enum NotAPod {
 /// Reads one pod.
 ///
 /// # Errors
-/// [`NotAPod`] where its UID, its names or its time of deletion cannot be read. Any other missing or unknown field
+/// [`NotAPod`] if its UID, its names or its time of deletion cannot be read. Any other missing or unknown field
 /// stays empty.
 pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
     decode_with(json, &[])
@@ -609,7 +609,7 @@ fn gang(spec: &Spec<'_>, labels: Option<&RawValue>) -> Option<Arc<str>> {
     found.map(|group: Arc<str>| format!("label {group}").into())
 }
 
-/// The labels with these keys. Empty where `labels` is not a map of texts.
+/// The labels with these keys. Empty if `labels` is not a map of texts.
 fn selected_labels(labels: Option<&RawValue>, keys: &[Arc<str>]) -> PodLabels {
     let Some(labels) = labels.filter(|_| !keys.is_empty()) else { return Vec::new() };
     let Ok(labels) = serde_json::from_str::<HashMap<Cow<'_, str>, Cow<'_, str>>>(labels.get()) else {

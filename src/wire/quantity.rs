@@ -123,7 +123,7 @@ fn scale(suffix: &str) -> Option<Scale> {
     })
 }
 
-/// The amount in billionths, rounded up; `None` where it overflows. 19 digits times 2^60 fit.
+/// The amount in billionths, rounded up; `None` if it overflows. 19 digits times 2^60 fit.
 fn magnitude(digits: i128, behind: usize, scale: Scale) -> Option<i128> {
     let behind = i32::try_from(behind).ok()?;
     let (product, power) = match scale {

@@ -94,7 +94,7 @@ pub fn product(nvml_name: &str) -> String {
 /// Reads either form, in the order of the text.
 ///
 /// # Errors
-/// [`DecodeError`] where an entry cannot be read or appears twice, or there are more than [`MAX_GPUS`] entries.
+/// [`DecodeError`] if an entry cannot be read or appears twice, or there are more than [`MAX_GPUS`] entries.
 pub fn decode(text: &str) -> Result<Vec<RegisteredGpu>, DecodeError> {
     if text.len() > MAX_ANNOTATION {
         return Err(DecodeError::too_long(REGISTER, text.len(), MAX_ANNOTATION));

@@ -27,7 +27,7 @@ pub fn hexadecimal(text: &[u8]) -> Option<u32> {
     if plain { u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok() } else { None }
 }
 
-/// The total of an AER file; `None` where the file has none, or two.
+/// The total of an AER file; `None` if the file has none, or two.
 #[must_use]
 pub fn aer_total(text: &[u8]) -> Option<u64> {
     let lines = text.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"TOTAL_ERR_"));

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// The versions of one node; empty where the Node does not give one.
+/// The versions of one node; empty if the Node does not give one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct NodeVersions {
     /// Version of kubelet: `v1.34.9`.
@@ -32,7 +32,7 @@ struct Status {
 /// Reads the JSON of a whole Node.
 ///
 /// # Errors
-/// [`NoVersions`] where the text is not the JSON of a Node, or has no `status.nodeInfo`.
+/// [`NoVersions`] if the text is not the JSON of a Node, or has no `status.nodeInfo`.
 pub fn decode(json: &[u8]) -> Result<NodeVersions, NoVersions> {
     let object: Object = serde_json::from_slice(json).map_err(|error| NoVersions(error.to_string()))?;
     Ok(object.status.node_info)

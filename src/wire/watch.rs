@@ -217,7 +217,7 @@ struct Status {
 /// Reads one page of a list. Its objects are decoded by [`ListPage::objects`], which takes longer.
 ///
 /// # Errors
-/// [`BadWatchAnswer::List`] where the text is not a list.
+/// [`BadWatchAnswer::List`] if the text is not a list.
 pub fn page(json: &[u8]) -> Result<ListPage<'_>, BadWatchAnswer> {
     let raw: RawList<'_> = serde_json::from_slice(json).map_err(|error| BadWatchAnswer::List(error.to_string()))?;
     let ListMetadata { resource_version, r#continue } = raw.metadata;
@@ -295,7 +295,7 @@ fn parts(object: &RawValue) -> ObjectParts<'_> {
     serde_json::from_str(object.get()).unwrap_or_default()
 }
 
-/// The fields of one part; empty where it is not an object.
+/// The fields of one part; empty if it is not an object.
 fn fields(part: Option<&RawValue>) -> Fields<'_> {
     part.and_then(|part| serde_json::from_str(part.get()).ok()).unwrap_or_default()
 }

@@ -57,7 +57,7 @@ pub enum BindOutcome {
 }
 
 impl ClusterState {
-    /// The request of a pod at its last filter call, which a bind uses; `None` where no call is remembered.
+    /// The request of a pod at its last filter call, which a bind uses; `None` if no call is remembered.
     #[must_use]
     pub fn asked(&self, uid: &PodUid) -> Option<&PlacementRequest> {
         self.pending.get(uid).map(|pending| &pending.request)

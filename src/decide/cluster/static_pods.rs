@@ -27,7 +27,7 @@ struct Hashes {
 }
 
 impl StaticPods {
-    /// Sets the hash of a pod of the node; `None` where it is not a static pod, or is gone. Returns whether that changes anything.
+    /// Sets the hash of a pod of the node; `None` if it is not a static pod, or is gone. Returns whether that changes anything.
     pub(super) fn set(&mut self, uid: &PodUid, hash: Option<&PodUid>) -> bool {
         if self.0.of.get(uid) == hash {
             return false;

@@ -77,7 +77,7 @@ pub(crate) fn judged(
     (rows, findings.collect())
 }
 
-/// One Node. `believed` is `None` where the leader is not seen, and `Some(None)` if it does not know the Node.
+/// One Node. `believed` is `None` if the leader is not seen, and `Some(None)` if it does not know the Node.
 fn judge(node: &DescribedNode, believed: Option<Option<&BelievedNodeJson>>, now: WallTime) -> (NodeRow, Vec<Problem>) {
     let mut row = NodeRow {
         node: node.name.clone(),

@@ -16,7 +16,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to `end` minus one; 0 where `end` is 0.
+    /// From 0 to `end` minus one; 0 if `end` is 0.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.number() % end.max(1)
     }

@@ -87,7 +87,7 @@ pub struct HostPressureJson {
     pub io_stalled_seconds: f64,
 }
 
-/// State of the pod watch; missing where the agent does not use the API server.
+/// State of the pod watch; missing if the agent does not use the API server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodWatchJson {
     /// `following`, `waiting` (for the first list) or `broken`.
@@ -106,7 +106,7 @@ pub struct PodWatchJson {
     pub unreadable: u32,
 }
 
-/// State of the device plugin; missing where the agent does not share GPUs.
+/// State of the device plugin; missing if the agent does not share GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PluginJson {
     /// Name of the resource: `nvidia.com/gpu`.

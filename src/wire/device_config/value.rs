@@ -21,7 +21,7 @@ fn described(value: &Value) -> String {
     }
 }
 
-/// A text; a number or flag is read as its text. `None` where the text is empty.
+/// A text; a number or flag is read as its text. `None` if the text is empty.
 pub(super) fn text(value: &Value) -> Result<Option<String>, String> {
     let text = match value {
         Value::String(text) => text.clone(),

@@ -97,7 +97,7 @@ fn read_objects<'a>(body: &str, objects: Vec<&'a RawValue>) -> Result<Vec<Candid
 /// Reads the body of a bind call.
 ///
 /// # Errors
-/// [`DecodeError`] with the byte of the body at which the fault is; 0 where a field is missing or not a valid name.
+/// [`DecodeError`] with the byte of the body at which the fault is; 0 if a field is missing or not a valid name.
 pub fn decode_binding(body: &[u8]) -> Result<ExtenderBindingArgs, DecodeError> {
     let text = text_of(BINDING, body, MAX_BINDING_ARGS)?;
     let RawBinding { pod_name, pod_namespace, pod_uid, node } = json(BINDING, text)?;

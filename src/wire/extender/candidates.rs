@@ -91,7 +91,7 @@ impl<'a> CandidateNodes<'a> {
         call.get(begin.checked_sub(1)?..end + 1)
     }
 
-    /// The object of the node at this place; `None` where the call has only names.
+    /// The object of the node at this place; `None` if the call has only names.
     #[must_use]
     pub fn object(&self, place: usize) -> Option<&'a RawValue> {
         match self {

@@ -20,7 +20,7 @@ fn later(ms: u64) -> Monotonic {
     NOW.after(Duration::from_millis(ms))
 }
 
-/// A GPU with this number of processes; `None` where the agent has no process list.
+/// A GPU with this number of processes; `None` if the agent has no process list.
 fn gpu(processes: Option<u32>) -> ReportedGpu {
     let unknown = ReportedReading::UNKNOWN;
     let processes = processes.map_or(ReportedReading::UNKNOWN, |processes| ReportedReading::Measured(processes, None));
@@ -682,7 +682,7 @@ fn a_mig_instance_counts_by_its_own_list_and_without_one_by_those_of_all_gpus() 
     assert_eq!(state(&cluster, &pod), None);
 }
 
-/// Why a pod that requests both GPUs of the node does not fit; `None` where it does.
+/// Why a pod that requests both GPUs of the node does not fit; `None` if it does.
 fn refuses_both(cluster: &mut ClusterState) -> Option<String> {
     let mut both = slice(99, 1000);
     both.requests[0].slots = 2;
