@@ -12,7 +12,7 @@ const FILE: &str = "addresses.json";
 /// Maximum size of the file in bytes, far more than five addresses need.
 const MAX_BYTES: usize = 64 << 10;
 
-/// The file and its content. The agent removes the file when it ends, unless another agent has written it meanwhile.
+/// The file and its content. The agent removes the file when it ends, unless another agent has written it since.
 #[derive(Debug)]
 pub(crate) struct Addresses(Option<(StateFile, String)>);
 

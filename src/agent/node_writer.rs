@@ -179,8 +179,8 @@ impl Announcing {
         }
     }
 
-    /// Writes how well the GPUs are connected, if the Node says something else. Retries at the next reading of the Node. It is a write
-    /// of its own: policies of an earlier release refuse it, and must not keep the register from being written.
+    /// Writes how well the GPUs are connected, if the Node shows something else. Retries at the next reading of the Node. This is a
+    /// separate write: policies of an earlier release refuse it, and must not prevent the write of the register.
     async fn connect(&self, seen: &NodeObject, links_failed: &mut bool) {
         let scores = link_scores(&self.view.borrow().gpus);
         if scores.is_empty() {

@@ -69,7 +69,7 @@ pub(super) fn node_name(settings: &AgentSettings) -> Result<NodeName, StartError
     derived_name(std::env::var("NODE_NAME").ok(), host)
 }
 
-/// The name that the manifest of the pod passes on in `NODE_NAME`, or else that of the host.
+/// The name that the manifest of the pod passes on in `NODE_NAME`, otherwise the host's name.
 fn derived_name(from_kubernetes: Option<String>, host: impl FnOnce() -> String) -> Result<NodeName, StartError> {
     let name = from_kubernetes.filter(|name| !name.trim().is_empty()).unwrap_or_else(host);
     NodeName::of_host(&name).map_err(|error| {

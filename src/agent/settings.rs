@@ -80,8 +80,8 @@ pub struct SourceSettings {
     pub process_period: Duration,
 }
 
-/// The settings of sharing. If not noted otherwise, `None` means the value of the device configuration, and if that
-/// has none, its default.
+/// The settings of sharing. If not noted otherwise, `None` means the value of the device configuration, or its default
+/// value.
 #[derive(Clone, Debug)]
 pub struct SharingSettings {
     /// Slots of each GPU.

@@ -28,7 +28,7 @@ pub(super) async fn await_end(thread: JoinHandle<()>, stop: CancellationToken) -
 /// A thread that must not end, and its name.
 pub(super) type Thread = (&'static str, JoinHandle<()>);
 
-/// Starts the threads of the sources, and returns those that must not end, so that the agent watches them.
+/// Starts the threads of the sources, and returns the threads that must not end, so that the agent watches them.
 ///
 /// # Errors
 /// The step that failed, and its error.

@@ -76,7 +76,7 @@ impl<U: Clone + Ord + Hash> Absences<U> {
         shown.iter().for_each(|uid| self.settled(uid));
     }
 
-    /// The time of the next check; `None` while [`AT_ONCE`] checks run, or none is due.
+    /// The time of the next check; `None` while [`AT_ONCE`] checks run, or no check is due.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.due.first().filter(|_| self.running < AT_ONCE).map(|(at, _)| *at)
     }

@@ -43,7 +43,7 @@ impl<U: Ord> ByImportance<U> {
         self.0.values().map(BTreeSet::len).sum()
     }
 
-    /// Whether there is none.
+    /// Whether there is no object.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -63,7 +63,7 @@ impl<U: Ord> ByImportance<U> {
         uids
     }
 
-    /// The objects, those that matter least first.
+    /// The objects, the least important first.
     pub(crate) fn into_uids(self) -> impl Iterator<Item = (Importance, U)> {
         self.0.into_iter().flat_map(|(importance, uids)| uids.into_iter().map(move |uid| (importance, uid)))
     }

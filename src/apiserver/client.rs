@@ -211,8 +211,8 @@ impl ApiClient {
         self.within(PAGE_WITHIN, call.clone(), read).await
     }
 
-    /// Reads the last lines of a container's log, and keeps the last `most` bytes of them. Also returns the number of bytes before
-    /// these. The kubelet's own limit (`limitBytes`) would cut off the newest lines.
+    /// Reads the last lines of a container's log, and keeps their last `most` bytes. Also returns the number of bytes before the
+    /// kept bytes. The kubelet's own limit (`limitBytes`) would cut off the newest lines.
     ///
     /// # Errors
     /// [`ApiError`]; code 400 while the container has not started.
@@ -254,7 +254,7 @@ impl ApiClient {
         self.write(http::Method::PATCH, call, path, body).await
     }
 
-    /// Makes an object, or posts to a subresource of one.
+    /// Makes an object, or posts to a subresource of an object.
     ///
     /// # Errors
     /// [`ApiError`]; code 409 if it exists.
@@ -298,8 +298,8 @@ impl ApiClient {
         self.patch(call, ApiPath::node(node).with("fieldManager", manager), ApiPatch::Merge(&patch)).await
     }
 
-    /// Binds a pod to a Node, as a scheduler does. The Binding names the pod's UID, its version where that is known, and
-    /// the annotations that the pod gets in the same write.
+    /// Binds a pod to a Node, as a scheduler does. The Binding names the pod's UID, its version if that is known, and the
+    /// annotations that the pod gets in the same write.
     ///
     /// # Errors
     /// [`ApiError`]; code 409 if the pod is bound already, has another version by now, or the name now belongs to
@@ -326,7 +326,7 @@ impl ApiClient {
     /// Creates or replaces an object, and reads how it is stored.
     ///
     /// # Errors
-    /// [`ApiError`]; if there was no answer, or one that cannot be read, the object may have been written all the same.
+    /// [`ApiError`]; if there was no answer, or an unreadable answer, the object may have been written all the same.
     pub(crate) async fn store(&self, call: ApiCall, path: ApiPath, object: &Value) -> Result<Vec<u8>, ApiError> {
         let method = if call.verb == ApiVerb::Create { http::Method::POST } else { http::Method::PUT };
         let content = Content { method, accept: "application/json", body: Some(("application/json", object)) };

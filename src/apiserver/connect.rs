@@ -21,8 +21,8 @@ const USER_AGENT: &str = concat!("gpu-steward/", env!("CARGO_PKG_VERSION"));
 /// A connection to the API server. No request has been sent yet.
 ///
 /// Connections can die silently: a load balancer forgets them, or the machine of the server is gone. A request on such a
-/// connection gets no answer, and so do later ones, because they all come from one pool of connections that died together.
-/// So after a call without an answer, the next one gets a new client, whose pool is empty.
+/// connection gets no answer, nor do later requests, because the connections of one pool died together. So after a call
+/// without an answer, the next call gets a new client, whose pool is empty.
 #[derive(Clone)]
 pub struct ApiConnection {
     /// The client with its generation; clones are cheap and share its connections.

@@ -83,7 +83,7 @@ pub trait FollowListener<K: Followed>: Send {
     fn settled(&mut self, _uid: &K::Uid) {}
     /// No watch is known to work from now on, until [`FollowListener::works`]: a list is read, or a list or watch has failed.
     fn stopped(&mut self) {}
-    /// A list or watch failed. Returns the pause before the next one.
+    /// A list or watch failed. Returns the pause before the next try.
     fn failed(&mut self, why: &ApiError) -> Duration;
     /// The watch works, possibly after failures.
     fn works(&mut self);
@@ -202,7 +202,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Reports a failure, and waits. Checks continue meanwhile.
+    /// Reports a failure, and waits. Checks continue during the pause.
     async fn pause(&mut self, why: &ApiError) {
         let pause = self.listener.failed(why);
         self.report();
@@ -290,7 +290,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
                 return Ok((answer, ReadList { version: version.clone(), read }));
             };
-            // The server makes the next page while this one is decoded.
+            // The server makes the next page while this page is decoded.
             let next = ReadAge::Continued(token);
             let decode = async {
                 yield_now().await;

@@ -25,9 +25,9 @@ use wire::resource::RequestRules;
 use wire::watch::{NodePods, WatchedKind};
 use wire::{gpu_pod, placement};
 
-/// How much it matters that an object is held, least first. If there are too many objects, those that matter least are left out.
-/// Everyone who may create pods can create any number of them, bind them to a node and keep them from ending. So the classes rest on
-/// what only a scheduler or the kubelet writes.
+/// How much it matters that an object is held, least first. If there are too many objects, the objects that matter least are left
+/// out. Anyone who may create pods can create any number of pods, bind them to a node and keep them from ending. So the classes
+/// depend only on what a scheduler or the kubelet writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Importance {
     /// It holds no devices.
@@ -69,7 +69,7 @@ pub trait Followed:
     fn selection(&self) -> ApiSelection;
     /// The UID of an object.
     fn uid_of(object: &Self::Object) -> &Self::Uid;
-    /// Its resource version, where it is a number.
+    /// Its resource version, if it is a number.
     fn version_of(object: &Self::Object) -> Option<u64>;
     /// When it was created.
     fn created_of(object: &Self::Object) -> Option<WallTime>;
@@ -109,7 +109,7 @@ thread_local! {
     static SHARED: RefCell<HashSet<Arc<str>>> = RefCell::default();
 }
 
-/// Replaces a text by an equal one that other pods have too.
+/// Replaces a text by an equal text that other pods share.
 fn share(text: &mut Arc<str>) {
     if text.len() > MAX_SHARED_TEXT {
         return;
@@ -130,7 +130,7 @@ fn share(text: &mut Arc<str>) {
 /// value is cut.
 const MAX_VALUE: usize = 512;
 
-/// All pods of the cluster, with what a scheduler needs of them.
+/// All pods of the cluster, with the fields that a scheduler needs.
 #[derive(Clone, Debug, Default)]
 pub struct AllPods {
     resources: KeptResources,
@@ -141,7 +141,7 @@ pub struct AllPods {
     needed: Arc<BTreeSet<Arc<str>>>,
 }
 
-/// All Nodes of the cluster, with what a scheduler needs of them.
+/// All Nodes of the cluster, with the fields that a scheduler needs.
 #[derive(Clone, Debug, Default)]
 pub struct AllNodes;
 
@@ -152,7 +152,7 @@ impl PodsOfNode {
         PodsOfNode { node, pods: NodePods { label_keys }, resources: None }
     }
 
-    /// The same pods; of the amounts that their containers request only those of these resources are kept.
+    /// The same pods, with only the requests for these resources.
     #[must_use]
     pub fn with_resources<'a>(self, names: impl IntoIterator<Item = &'a str>) -> PodsOfNode {
         PodsOfNode { resources: Some(names.into_iter().map(Into::into).collect()), ..self }
@@ -178,7 +178,7 @@ impl WatchedKind for PodsOfNode {
     }
 }
 
-/// Removes what the agent does not use of a pod of its node. A pod has up to 128 containers, and the names and amounts of each may
+/// Removes what the agent does not use from a pod of its node. A pod has up to 128 containers, and the names and amounts of each may
 /// differ from all others. Pods that have ended stay until they are deleted, and so do pods with which the kubelet never begins.
 fn trim_on_node(pod: &mut Pod) {
     // The position of a container tells which share of a claim is its own.
@@ -199,12 +199,12 @@ fn trim_on_node(pod: &mut Pod) {
     pod.containers.shrink_to_fit();
 }
 
-/// Whether a pod has a claim, or may have one that is too large to be kept. Only the system writes claims.
+/// Whether a pod has a claim, or may have a claim that is too large to be kept. Only the system writes claims.
 fn has_claim(pod: &Pod) -> bool {
     pod.annotation(ALLOCATED).is_some() || pod.system_keys_left_out > 0
 }
 
-/// Whether a container requests one of the kept resources, or may do so. The API server writes the amount 0 like this.
+/// Whether a container requests one of the kept resources, or may do so. The API server writes the amount 0 as `0`.
 fn asks(container: &PodContainer) -> bool {
     container.requests_left_out || container.limits.iter().any(|(_, amount)| &**amount != "0")
 }
@@ -245,7 +245,7 @@ impl AllPods {
         AllPods { resources, rules: Arc::new(rules.clone()), ..AllPods::default() }
     }
 
-    /// Keeps the places of all bound pods in these namespaces, also of those that hold no GPU.
+    /// Keeps the places of all bound pods in these namespaces, even if a pod holds no GPU.
     #[must_use]
     pub fn needing(self, namespaces: BTreeSet<Arc<str>>) -> AllPods {
         AllPods { needed: Arc::new(namespaces), ..self }
@@ -257,7 +257,7 @@ impl AllPods {
         AllPods { scheduler: Some(scheduler), ..self }
     }
 
-    /// What a pod requests, if it waits for this scheduler. It is found out before [`AllPods::trim`] removes what it comes from.
+    /// What a pod requests, if it waits for this scheduler. Call this before [`AllPods::trim`].
     fn request(&self, pod: &Pod) -> Option<Box<PlacementRequest>> {
         let may_be_placed = pod.node.is_none() && !pod.gated && pod.deleted_at.is_none() && !pod.ended();
         if !may_be_placed || pod.scheduler.is_none() || pod.scheduler != self.scheduler {
@@ -270,7 +270,7 @@ impl AllPods {
 
     /// Removes fields that the extender does not read here, because only an agent uses them or because kube-scheduler's calls have
     /// them. A pod has up to 128 containers, and the cluster up to 300,000 pods. All containers are kept only if the pod may have a
-    /// claim, which has shares for each of them; none are kept of a pod that holds no GPU, unless its namespace is needed.
+    /// claim, which has shares for each container; a pod that holds no GPU keeps no container, unless its namespace is needed.
     fn trim(&self, pod: &mut Pod) {
         (pod.controller, pod.runtime_class, pod.gang) = (None, None, None);
         let mut keeps_any = !holds_no_gpu(pod);
@@ -290,16 +290,16 @@ impl AllPods {
     }
 }
 
-/// Whether a pod holds no GPU whatever it requests: it has ended, or it is not bound. kube-scheduler sends a pod that is not bound
-/// whole in its calls.
+/// Whether a pod certainly holds no GPU: it has ended, or it is not bound. kube-scheduler's calls have the whole of a pod that is not
+/// bound.
 fn holds_no_gpu(pod: &Pod) -> bool {
     pod.ended() || pod.node.is_none()
 }
 
 /// How much it matters to a scheduler that a pod is held. It holds no GPU if it is not bound, has ended, or has lost its containers
-/// to [`AllPods::trim`]. Everyone who may create pods can bind any number of them to nodes and keep the kubelet from starting them, so
-/// those without a claim are proven by a container that has run. [`AllPods::trim`] keeps that one. Of a pod that requests no GPU in a
-/// needed namespace it keeps a container without a request.
+/// to [`AllPods::trim`]. Anyone who may create pods can bind any number of pods to nodes and keep the kubelet from starting them, so
+/// a pod without a claim is proven by a container that has run. [`AllPods::trim`] keeps that container. Of a pod that requests no GPU
+/// in a needed namespace it keeps a container without a request.
 fn importance_in_cluster(pod: &Pod) -> Importance {
     if holds_no_gpu(pod) || (pod.containers.is_empty() && pod.containers_left_out.is_none()) {
         return Importance::HoldsNothing;
@@ -433,8 +433,8 @@ pods!(
     |kind| Some(format!("spec.nodeName={}", kind.node)),
     importance_on_node
 );
-// Everyone who may create pods can create any number of them that hold no GPU. Those without a claim give their places to others, so
-// their number needs no bound of its own.
+// Anyone who may create pods can create any number of pods that hold no GPU. Pods without a claim give their places to others, so
+// their number needs no separate bound.
 pods!(
     AllPods,
     (MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS, MAX_CLUSTER_PODS_BYTES),

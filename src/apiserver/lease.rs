@@ -22,7 +22,7 @@ pub struct LeaseClient {
 
 impl LeaseClient {
     /// The Lease of this namespace and name. A call may take `within`: a part of the renew deadline, so that after a call
-    /// on a connection that has died silently there is time for another one.
+    /// on a connection that has died silently there is time for another call.
     #[must_use]
     pub fn new(connection: ApiConnection, (namespace, name): (Arc<str>, Arc<str>), within: Duration) -> LeaseClient {
         LeaseClient { client: ApiClient::new(connection), namespace, name, within }

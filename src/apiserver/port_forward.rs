@@ -175,7 +175,7 @@ impl Carrier {
         }
     }
 
-    /// Takes the complete frames of what was received.
+    /// Takes the complete frames from the received bytes.
     async fn frames(&mut self) -> std::io::Result<GoesOn> {
         loop {
             let received = std::mem::take(&mut self.received);

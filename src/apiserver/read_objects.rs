@@ -72,8 +72,8 @@ impl<K: Followed> ReadObjects<K> {
         }
     }
 
-    /// If there are more objects than the store may hold, those that matter least are left out, and of equal ones the last. An object
-    /// that the store holds stays: if the list did not show it, it would be read by its name.
+    /// If there are more objects than the store may hold, the objects that matter least are left out, and among equals the last. An
+    /// object that the store holds stays: if the list did not show it, it would be read by its name.
     pub(crate) fn leave_out(&mut self, store: &Store<K>) {
         if self.taken.fits::<K>() {
             return;
@@ -83,7 +83,7 @@ impl<K: Followed> ReadObjects<K> {
         self.taken = Taken::default();
         for level in IMPORTANCES {
             let of_level = |object: &&ReadObject<K>| importance::<K>(object) == level;
-            // The store gives the place of an object that it holds to a new one that matters more.
+            // The store gives the place of an object that it holds to a new object that matters more.
             let held = self.objects.iter().zip(&stays).filter(|(object, held)| **held && of_level(object));
             self.taken = held.fold(self.taken, |taken, (object, _)| taken.with::<K>(object));
             let new = self.objects.iter().zip(&mut stays).filter(|(object, held)| !**held && of_level(object));

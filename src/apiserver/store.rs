@@ -141,7 +141,7 @@ impl<K: Followed> Store<K> {
         u32::try_from(self.left_out.len()).unwrap_or(u32::MAX)
     }
 
-    /// Number of those that matter this much.
+    /// Number of left-out objects that matter this much.
     #[must_use]
     pub fn left_out_of(&self, importance: Importance) -> u32 {
         u32::try_from(self.left_out.count(importance)).unwrap_or(u32::MAX)
@@ -182,7 +182,7 @@ impl<K: Followed> Store<K> {
                     self.keep(object, answer);
                 }
                 Err(why) => {
-                    // The last readable version of the object stays: it is the best one known.
+                    // The last readable version of the object stays: no better version is known.
                     shown.extend(why.uid.clone());
                     self.mark_unreadable(&why);
                     bad.push(why);
@@ -311,7 +311,7 @@ impl<K: Followed> Store<K> {
         while !has_room::<K>(self.held.len(), self.bytes) && self.leave_out_one(Importance::MayHold) {}
     }
 
-    /// Whether a new object can be held. If the store is full, objects that matter less are removed for it, those that matter least
+    /// Whether a new object can be held. If the store is full, objects that matter less are removed for it, the least important
     /// first.
     fn make_place(&mut self, object: &K::Object, importance: Importance) -> bool {
         if importance == Importance::Unproven && self.is_full_of_unproven() {
@@ -326,7 +326,7 @@ impl<K: Followed> Store<K> {
         true
     }
 
-    /// Removes the object that matters least, if it matters less than `importance`; `false` if there is none.
+    /// Removes the object that matters least, if it matters less than `importance`; `false` if there is no such object.
     fn leave_out_one(&mut self, importance: Importance) -> bool {
         let Some((own, least)) = self.replaceable.least_below(importance) else { return false };
         let least = least.clone();

@@ -69,14 +69,14 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
         (uid.clone(), ReportedPod { stage: *stage, has_containers: starts(uid), uses: ReportedUses::default() })
     };
     let mut pods: Vec<(PodUid, ReportedPod)> = stages.pods.iter().map(listed).collect();
-    // By stage, waiting pods come before started ones. Refused pods come last: if one is left out, the leader closes the node.
+    // By stage, waiting pods come before started pods. Refused pods come last: if one is left out, the leader closes the node.
     pods.sort_by_key(|(_, pod)| (pod.stage == PodStage::Refused, pod.stage));
     report.pods = pods.into_iter().take(MAX_REPORTED_PODS).collect();
     add_running(&mut report, view, stages);
     report
 }
 
-/// Adds what runs on the node: to the GPU pods their containers and what they use, and the other pods that run and may hold GPUs.
+/// Adds what runs on the node: the containers and the use of GPU pods, and other running pods that may hold GPUs.
 fn add_running(report: &mut AgentReport, view: &NodeView, stages: &SharingStages) {
     let starts = |uid: &PodUid| stages.starting.contains(uid);
     // A pod that is starting may have no cgroup yet.
@@ -95,7 +95,7 @@ fn add_running(report: &mut AgentReport, view: &NodeView, stages: &SharingStages
     }
     let room = MAX_REPORTED_PODS.saturating_sub(report.pods.len());
     let mut others: Vec<_> = others.into_iter().collect();
-    // If there is no room for all, those that hold GPUs come first.
+    // If there is no room for all, pods that hold GPUs come first.
     others.sort_by_key(|(uid, (_, uses))| uses.is_empty() && !stages.gone.contains_key(uid));
     for (uid, (has_containers, mut uses)) in others.into_iter().take(room) {
         // A leader that does not know the claim learns from these which GPUs the containers may use.

@@ -82,7 +82,7 @@ pub struct GpusGone {
 }
 
 impl GpusGone {
-    /// The GPUs count as gone after the node has had none for this long.
+    /// The GPUs count as gone after the node has had no GPU for this long.
     #[must_use]
     pub fn after(quiet: Duration) -> GpusGone {
         GpusGone { quiet, since: None }
@@ -136,8 +136,7 @@ impl Announcer {
         let early = JITTER.mul_f64(jitter.clamp(0.0, 1.0));
         let handshake_due = self.handshake_at.is_none_or(|at| now.monotonic.since(at) + early >= HANDSHAKE_EVERY);
         let answer_due = self.requested_since.is_some_and(|seen| {
-            // The stamp has no time zone and comes from another clock. It counts only where it agrees with the agent's
-            // own measurement.
+            // The stamp has no time zone and comes from another clock. It counts only if it agrees with the agent's own measurement.
             let by_stamp = match announced.request {
                 HandshakeRequest::Requested(Some(at)) if at <= now.wall => now.wall.since(at),
                 _ => Duration::ZERO,

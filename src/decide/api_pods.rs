@@ -29,7 +29,7 @@ impl ApiPods {
         self.watch = Some(watch);
     }
 
-    /// The controller of each pod that has one.
+    /// The controller of each pod that has a controller.
     #[must_use]
     pub fn owners(&self) -> Arc<[(PodUid, PodController)]> {
         Arc::clone(&self.owners)

@@ -62,7 +62,7 @@ impl AssumePace {
         AssumePace { not_before: now.after(EVERY), backoff, known: HashMap::new() }
     }
 
-    /// The nodes to look at now, in this order; none before the next write is due.
+    /// The nodes to look at now, in this order; no nodes before the next write is due.
     pub fn candidates(&mut self, nodes: &NodeNames, now: Monotonic) -> Vec<(NodeName, LookedVersion)> {
         if now < self.not_before {
             return Vec::new();

@@ -32,7 +32,7 @@ impl PossibleHolder {
         }
     }
 
-    /// The pod, if there is one.
+    /// The pod, if there is a pod.
     #[must_use]
     pub fn pod(&self) -> Option<&PodUid> {
         match self {
@@ -53,7 +53,7 @@ pub struct Occupancy {
     pub strangers_sm: Reading<Percent>,
 }
 
-/// Adds two readings. The sum is absent if one of them is; its time is that of the older one.
+/// Adds two readings. The sum is absent if one of them is; its time is the time of the older reading.
 #[must_use]
 pub fn sum<T>(left: Reading<T>, right: Reading<T>, add: impl Fn(T, T) -> T) -> Reading<T> {
     match (left, right) {
@@ -122,8 +122,8 @@ pub fn unattributed_memory(kind: MemoryKind, sample: &GpuSample, shares: &Occupa
 }
 
 /// The part of the memory in use at the time of the process list whose owners are known: `used` without the processes of unknown
-/// owners, and at least what the processes of the list held together. Absent if the list does not show whose the memory is, for
-/// example without `hostPID`.
+/// owners, and at least what the processes of the list held together. Absent if the list does not show the owners of the memory,
+/// for example without `hostPID`.
 #[must_use]
 pub fn listed_memory(used: Reading<Bytes>, list: &[GpuProcess], left_out: u32) -> Reading<Bytes> {
     let unknown = |process: &&GpuProcess| process.owner == ProcessOwner::Unknown;

@@ -162,8 +162,8 @@ impl NodeCdi {
         self.saved.as_ref().is_some_and(|(saved, on)| *saved == found && **on == *runtime)
     }
 
-    /// Whether this runtime reports that its CDI is on; `None` if the report is of another runtime, because a node may
-    /// have two. Only name, major and minor version are compared, because patch levels are written in more than one way.
+    /// Whether this runtime reports that its CDI is on; `None` if the report is of another runtime, because a node may have
+    /// two. Only name, major and minor version are compared, because patch levels are written in different ways.
     fn reported_by(&self, runtime: &str) -> Option<bool> {
         let (reporter, on) = self.report.as_ref()?;
         let (one, other) = (parts(reporter), parts(runtime));
@@ -239,8 +239,8 @@ pub fn newest_spec(runtime: &str) -> Option<(u16, u16)> {
     READERS.iter().rfind(reads).map(|(_, _, newest)| *newest)
 }
 
-/// The runtime that reads the specs: the one that answers at the CRI socket, if the kubelet uses a runtime of that name. Its
-/// answer is newer than the Node object after an upgrade.
+/// The runtime that reads the specs: the runtime at the CRI socket, if the kubelet uses a runtime of that name. Its answer is
+/// newer than the Node object after an upgrade.
 #[must_use]
 pub fn spec_reader<'a>(kubelets: Option<&'a Arc<str>>, answers: Option<&'a Arc<str>>) -> Option<&'a Arc<str>> {
     match (kubelets, answers) {

@@ -131,7 +131,7 @@ struct Leading {
 }
 
 impl Elector {
-    /// A process with an identity that no other process has or had, not even an earlier one on the same machine.
+    /// A process with an identity that no other process has or had, not even an earlier process on the same machine.
     #[must_use]
     pub fn new(identity: Arc<str>, times: ElectionTimes) -> Elector {
         Elector { times, identity, address: None, seen: None, current: false, leading: None, epoch_seen: 0 }
@@ -187,8 +187,8 @@ impl Elector {
         self.leading.map(|leading| leading.epoch)
     }
 
-    /// Takes in an epoch that is written on a pod. If it is larger than this leader's epoch, the leader continues with
-    /// an even larger one.
+    /// Takes in an epoch that is written on a pod. If it is larger than this leader's epoch, the leader continues with an even
+    /// larger epoch.
     pub fn epoch_is_used(&mut self, epoch: u64) {
         self.epoch_seen = self.epoch_seen.max(epoch);
         if let Some(leading) = &mut self.leading

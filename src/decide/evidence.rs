@@ -59,7 +59,7 @@ impl Counters {
         self.uncorrected = sample.ecc_volatile.uncorrected.get().map(|count| count.0).or(self.uncorrected);
     }
 
-    /// The current counters as marks. They are empty where the driver releases the GPU when its last user ends, because
+    /// The current counters as marks. They are empty if the driver releases the GPU when its last user ends, because
     /// the counters then start again without a reset.
     pub(crate) fn marks(&self) -> CounterMarks {
         if self.persists {
@@ -87,7 +87,7 @@ impl ResetSearch {
         self.marks
     }
 
-    /// Whether this sample and those before it show a reset.
+    /// Whether this sample and the samples before it show a reset.
     pub(crate) fn reset(&mut self, sample: &GpuSample) -> bool {
         let energy = self.energy.below(self.marks.energy, sample.energy.map(|energy| energy.0));
         let errors = sample.ecc_volatile.uncorrected.map(|count| count.0);

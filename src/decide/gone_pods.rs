@@ -215,8 +215,8 @@ impl GonePods {
     }
 }
 
-/// Whether a container of the pod may exist. While the node has more cgroups than are sampled, containers of the pod may be among
-/// those that are left out, so its own cgroup counts.
+/// Whether a container of the pod may exist. While the node has more cgroups than are sampled, containers of the pod may be left
+/// out, so its own cgroup counts.
 #[must_use]
 pub fn has_containers(pod: &PodView, view: &NodeView) -> bool {
     shows_container(pod) || (view.cgroups_left_out > 0 && pod.cgroup.is_some())

@@ -184,8 +184,8 @@ impl GpuStates {
         GpuStates { policy, absent, driver_load, ..GpuStates::default() }
     }
 
-    /// The incidents to save for the next run of the agent, ordered by UUID: those of listed GPUs and of GPUs that may
-    /// come back.
+    /// The incidents to save for the next run of the agent, ordered by UUID: the incidents of listed GPUs and of GPUs
+    /// that may come back.
     #[must_use]
     pub fn kept(&self) -> Vec<KeptIncidents> {
         let listed = self.list.iter().filter_map(|state| state.record.kept(&state.gpu.uuid));
@@ -288,7 +288,7 @@ impl GpuStates {
                 self.absent.push(AbsentGpu { gpu: state.gpu.uuid.clone(), record: state.record, left: false });
             }
         }
-        // An unidentified GPU may be any of them.
+        // An unidentified GPU may be any absent GPU.
         if self.unidentified.is_empty() {
             self.absent.iter_mut().for_each(|absent| absent.left = true);
         }

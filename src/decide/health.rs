@@ -270,7 +270,7 @@ impl HealthRecord {
         self.recovery_read |= sample.recovery != Reading::NOT_YET;
         let mut present = conditions(sample);
         present.extend(self.unread(sample));
-        // A hung call has returned and the next one stalls: nothing was read in between, so it is the same hang.
+        // A hung call has returned and the next call stalls: nothing was read in between, so it is the same hang.
         let stalls = sample.memory_used.absence() == Some(Absence::CallStalls);
         present.extend(Some(HANGS).filter(|hangs| stalls && self.incidents.contains_key(hangs)));
         self.condition_present = !present.is_empty();

@@ -51,7 +51,7 @@ impl LeaderSearch {
         self.named.as_ref().unwrap_or(&self.service)
     }
 
-    /// Takes in how the try at [`LeaderSearch::address`] has ended. Returns the pause before the next one; `chance`,
+    /// Takes in how the try at [`LeaderSearch::address`] has ended. Returns the pause before the next try; `chance`,
     /// from 0 to 999, spreads the agents.
     #[must_use]
     pub fn ended(&mut self, end: SearchEnd, chance: u32) -> Duration {

@@ -233,7 +233,7 @@ impl Ledger {
         }
     }
 
-    /// A claim has started. Nothing changes if the pod has none.
+    /// A claim has started. Nothing changes if the pod has no claim.
     pub fn has_started(&mut self, uid: &PodUid) {
         let Some(claim) = self.claims.get_mut(uid).filter(|claim| claim.state != ClaimState::Started) else { return };
         claim.state = ClaimState::Started;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// The score of one NVLink.
 const NVLINK: u32 = 100;
 
-/// The score of each pair, in both orders. A pair whose path is not known has none.
+/// The score of each pair, in both orders. A pair whose path is not known has no score.
 #[must_use]
 pub fn link_scores(gpus: &[GpuView]) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
     let mut scores = BTreeMap::new();
@@ -46,7 +46,7 @@ fn path(from: &GpuView, to: &GpuView) -> Option<u32> {
     })
 }
 
-/// The NVLinks by which one GPU reaches another: direct ones, or all of its own where they end at a switch.
+/// The NVLinks by which one GPU reaches another: direct links, or all its links if they end at a switch.
 fn nvlinks(from: &GpuView, to: &GpuView) -> u32 {
     let link = from.gpu.links.iter().find(|link| link.peer == to.gpu.uuid);
     match link.map(|link| link.nvlinks) {

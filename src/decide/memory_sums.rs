@@ -33,9 +33,9 @@ pub(crate) fn consistent(gpu: &Gpu, sample: &Arc<GpuSample>, processes: &[GpuPro
     Arc::new(sample)
 }
 
-/// The memory in use by the newest reading. The process list may be older, and processes may have freed memory since:
-/// `raised` still has it. What the driver left out when the list was made, it leaves out now too. `listed` is what was in
-/// use at that time.
+/// The memory in use by the newest reading. The process list may be older, and processes may have freed memory since: `raised`
+/// still has that memory. Memory that the driver left out when the list was made is left out now too. `listed` is the memory
+/// in use at that time.
 #[must_use]
 pub(crate) fn newest(
     read: &GpuSample,
@@ -64,8 +64,8 @@ fn together(gpu: &Gpu, one: &GpuUuid, other: &GpuUuid) -> bool {
     one == other || id(one).is_some_and(|first| id(other) == Some(first))
 }
 
-/// Raises the used part to `held`, and lowers the free part to what is left. If processes hold more than there is, neither
-/// the sum nor the used part is trusted.
+/// Raises the used part to `held`, and lowers the free part to the rest. If processes hold more than there is, neither the sum
+/// nor the used part is trusted.
 fn raise(
     (used, free): (&mut Reading<Bytes>, &mut Reading<Bytes>),
     reserved: Option<Bytes>,

@@ -12,7 +12,7 @@ const BURST: u32 = 32;
 /// (`tests/run --long extender`), so two openings a second take less than a thousandth of a core.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// The number of messages or openings that may still come. An agent has one bucket for messages and one for openings.
+/// The number of messages or openings that may still come. An agent has separate buckets for messages and openings.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageRate {
     left: u32,

@@ -80,14 +80,14 @@ impl NameTable {
         self.by_precedence().find_map(|names| names.get(id))
     }
 
-    /// The image of a container, from the first source that has one.
+    /// The image of a container, from the first source that has an image.
     #[must_use]
     pub fn image(&self, id: &ContainerId) -> Option<Arc<str>> {
         self.by_precedence().find_map(|names| names.get(id)?.image.clone())
     }
 
     /// The names from each source, the most trusted first. Names that the API server no longer reports come right after
-    /// those that it reports.
+    /// the names that it reports.
     fn by_precedence(&self) -> impl Iterator<Item = &HashMap<ContainerId, ContainerName>> {
         let watch = self.by_source.get(&NameSource::PodWatch);
         let others = self.by_source.iter().filter(|(source, _)| **source != NameSource::PodWatch);
@@ -100,7 +100,7 @@ impl NameTable {
         self.devices.get(&(pod.clone(), Arc::clone(container))).cloned().unwrap_or_default()
     }
 
-    /// The name of a pod by its UID, if a source reports one, even if no container of the pod is known by id.
+    /// The name of a pod by its UID, if a source reports a name, even if no container of the pod is known by id.
     #[must_use]
     pub fn pod(&self, uid: &PodUid) -> Option<&PodRef> {
         self.watched.get(uid).or_else(|| self.gone.pods.get(uid)).or_else(|| self.by_uid.get(uid))

@@ -164,8 +164,8 @@ impl NodeState {
         Vec::new()
     }
 
-    /// Adds the pod of the process that a driver error names: from the process lists of the GPUs, otherwise from that
-    /// of the host.
+    /// Adds the pod of the process that a driver error names: from the process lists of the GPUs, otherwise from the
+    /// host's list.
     fn with_pod(&self, xid: Xid) -> Xid {
         let pod = xid.pid.and_then(|pid| {
             let on_gpus = self.gpus.list.iter().filter_map(|state| state.processes.value());
@@ -217,7 +217,7 @@ impl NodeState {
         self.host = sample;
     }
 
-    /// Makes the node view. Each view has a larger sequence number than the one before.
+    /// Makes the node view. Each view has a larger sequence number than the previous view.
     pub fn view(&mut self, now: Now) -> NodeView {
         self.sequence += 1;
         let shares: Vec<Occupancy> = self.gpus.list.iter().map(|state| self.shares(state)).collect();

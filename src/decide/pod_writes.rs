@@ -27,7 +27,7 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Upper bound of the backoff. It is short, so that an operator who has repaired something soon sees that it works.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The kinds of pod writes. Each is written separately, so that a refused one does not delay the others.
+/// The kinds of pod writes. Each is written separately, so that a refused write does not delay the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodWriteKind {
     /// The claim of the pod.

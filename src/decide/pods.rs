@@ -43,7 +43,7 @@ impl Holdings {
     }
 }
 
-/// The pods ordered by name, those without a name last; and the containers that belong to no pod.
+/// The pods ordered by name, pods without a name last; and the containers that belong to no pod.
 #[must_use]
 pub fn show(workload: &Workload, names: &NameTable, mut holdings: Holdings) -> (Vec<PodView>, Vec<ContainerView>) {
     let mut pods: BTreeMap<PodUid, PodView> = BTreeMap::new();

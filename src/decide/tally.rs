@@ -147,7 +147,7 @@ fn by_claims(gpu: &GpuView, holders: &[&PodUid], plugin: Option<&PluginView>) ->
     Weights { each, sum }
 }
 
-/// What a pod claims of a GPU; 0 if one of its containers claims no amount.
+/// How much a pod claims of a GPU; 0 if one of its containers claims no amount.
 #[derive(Clone, Copy, Debug)]
 struct Claimed {
     /// Percent of the GPU's SM time.
@@ -176,8 +176,8 @@ fn claimed(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Claimed 
     Claimed { cores: if every_core { all.cores } else { 0 }, memory: if every_byte { all.memory } else { 0 } }
 }
 
-/// Weights by SM use, in thousandths of a percent; `None` if the use of a holder or of the processes without a pod
-/// is not known, or where no process is busy.
+/// Weights by SM use, in thousandths of a percent; `None` if the use of a holder or of the processes without a pod is
+/// not known, or no process is busy.
 fn by_use(gpu: &GpuView, holders: &[&PodUid], pods: &[PodView]) -> Option<Weights> {
     let of = |uid: &PodUid| {
         let pod = pods.iter().find(|pod| pod.uid == *uid)?;

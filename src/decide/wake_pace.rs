@@ -94,7 +94,7 @@ impl WakePace {
         self.counts.open += 1;
     }
 
-    /// kube-scheduler has asked about a pod, and a node fits or none does. Returns whether the pod had been woken for that.
+    /// kube-scheduler has asked about a pod; `passes`: a node fits. Returns whether a wake of the pod was open.
     pub(crate) fn is_asked(&mut self, uid: &PodUid, passes: bool) -> bool {
         let Some(pace) = self.close(uid) else { return false };
         if passes {
@@ -144,7 +144,7 @@ impl WakePace {
         }
     }
 
-    /// This process no longer learns what its wakes have led to.
+    /// This process no longer learns the outcome of its wakes.
     pub(crate) fn forget_open(&mut self) {
         self.open.clear();
         self.pods.values_mut().for_each(|pace| pace.is_open = false);

@@ -155,7 +155,7 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
     finish(bundle, options, about)
 }
 
-/// The pods of these lists; in each list those that are not ready come first.
+/// The pods of these lists; in each list, pods that are not ready come first.
 fn pods<'a>(bundle: &mut Bundle, lists: [(&str, &'a Seen<Vec<DescribedPod>>); 2]) -> Vec<&'a DescribedPod> {
     let mut all = Vec::new();
     for (whose, list) in lists {
@@ -195,7 +195,7 @@ async fn take_leader(bundle: &mut Bundle, options: &BundleOptions, leader: Seen<
     bundle.take_text("leader/metrics.txt", leader.text("/metrics").await);
 }
 
-/// The events of the namespaces of gpu-steward, and those about Nodes, which are in `default`.
+/// The events of the namespaces of gpu-steward, and events about Nodes, which are in `default`.
 async fn take_events(bundle: &mut Bundle, cluster: &ClusterReader, pods: &[&DescribedPod]) {
     let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).chain(["default"]).collect();
     for namespace in namespaces.into_iter().take(MAX_NAMESPACES) {

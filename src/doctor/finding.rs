@@ -131,7 +131,7 @@ pub(crate) struct Report<R = ()> {
 }
 
 impl<R> Report<R> {
-    /// What is wrong comes first, then what is not known, what is well, and the notes. Otherwise findings keep their order.
+    /// Sorts findings: wrong first, then unknown, well, and notes. Otherwise findings keep their order.
     pub(crate) fn new(
         command: &'static str,
         about: impl Into<String>,
@@ -153,7 +153,7 @@ impl<R> Report<R> {
         }
     }
 
-    /// The steps of all findings, each once, those of the worst findings first.
+    /// The steps of all findings, each once, the steps of the worst findings first.
     pub(crate) fn steps(&self) -> Vec<&str> {
         let mut steps: Vec<&str> = Vec::new();
         for step in self.findings.iter().flat_map(|finding| &finding.advice) {

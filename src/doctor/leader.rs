@@ -120,13 +120,13 @@ impl Leader {
         if status == StatusCode::OK { Ok(()) } else { Err(self.refused(status, &body)) }
     }
 
-    /// The last decisions about this pod, the newest first; empty if it remembers none.
+    /// The last decisions about this pod, the newest first; empty if the leader remembers no decision.
     pub(crate) async fn decisions(&mut self, pod: &str) -> Seen<DecisionsJson> {
         let none = DecisionsJson { kept: 0, decisions: Vec::new() };
         Ok(self.document(&format!("/api/v1/decisions?pod={}", escaped(pod))).await?.unwrap_or(none))
     }
 
-    /// What it believes of all nodes, or of one with its devices; empty if it knows no such node.
+    /// What the leader believes of all nodes, or of one node with its devices; empty if it knows no such node.
     pub(crate) async fn nodes(&mut self, node: Option<&str>) -> Seen<BelievedNodesJson> {
         let query = node.map(|node| format!("?node={}", escaped(node))).unwrap_or_default();
         Ok(self.document(&format!("/api/v1/nodes{query}")).await?.unwrap_or_default())

@@ -233,7 +233,7 @@ impl DeviceDelivery {
     }
 
     /// Moves the folders that containers of these pods can write to into the trash, and leaves their limits files. The pods are
-    /// gone, so nobody counts what their containers write. Returns the number of folders.
+    /// gone, so what their containers write is not counted. Returns the number of folders.
     pub fn strip(&self, pods: &BTreeSet<PodUid>) -> usize {
         let containers = pods.iter().flat_map(|pod| self.containers(pod));
         let writable = containers.flat_map(|container| limiter::WRITABLE.map(|name| container.join(name)));

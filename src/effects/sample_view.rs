@@ -123,7 +123,7 @@ pub(crate) fn small() -> NodeView {
     view
 }
 
-/// Adds a GPU that cannot be identified, and one that NVML does not list.
+/// Adds a GPU that cannot be identified, and a GPU that NVML does not list.
 fn add_unlisted_gpus(view: &mut NodeView) {
     view.gpus_unidentified =
         vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];

@@ -27,7 +27,7 @@ pub(super) fn bind(what: &str, path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Frees `path`: removes a socket on which no process listens, and nothing else.
+/// Frees `path`: removes only a socket on which no process listens.
 fn clear(path: &Path) -> Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(found) => FileType::from_raw_mode(found.mode()),
@@ -59,7 +59,7 @@ pub(super) struct SocketFile {
 }
 
 impl SocketFile {
-    /// The file that `listener` listens on; `None` if it has none.
+    /// The file that `listener` listens on; `None` if it has no file.
     pub(super) fn of(listener: &UnixListener) -> Option<SocketFile> {
         let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
         let inode = inode(&path)?;

@@ -50,7 +50,7 @@ impl AuthorityKeeper {
         )
     }
 
-    /// Reads the authority, makes one if there is none, rotates it if that is due, and publishes the certificates.
+    /// Reads the authority, makes it if there is none, rotates it if that is due, and publishes the certificates.
     ///
     /// # Errors
     /// A sentence that says what failed.

@@ -136,7 +136,7 @@ impl Binder {
         {
             return Err(why.to_string());
         }
-        // Returns the same order if one is in progress, and an error if that is for another node.
+        // Returns the same order if one is in progress, and an error if that order is for another node.
         let (order, asked) = self.cluster.bind(uid, node).map_err(|why| why.to_string())?;
         if let Some(result) = orders.get(uid) {
             return Ok(result.clone());
@@ -274,8 +274,8 @@ impl Binder {
         }
     }
 
-    /// Why a pod must not be bound, if the pod watch has not shown its size: then the pod is read. kube-scheduler has a watch of its
-    /// own, which may be ahead of this one.
+    /// Why a pod must not be bound, if the pod watch has not shown its size: then the pod is read. kube-scheduler has its own watch,
+    /// which may be ahead of this process's watch.
     async fn is_too_large_now(&self, uid: &PodUid, name: &PodRef, until: Instant) -> Option<String> {
         let known = self.cluster.knows_size(uid) && self.watches.iter().all(|watch| watch.left_out() == 0);
         if known || self.orders.lock().contains_key(uid) {

@@ -216,7 +216,7 @@ impl Callers {
         let own = own.ok_or(CallerRefusal::OtherAccount)?;
         match (&claims.node, &claims.pod) {
             (Some(node), pod) if pod.is_some() || !own.in_pod => self.live.check(node, pod.as_ref())?,
-            // The other extender runs outside a pod, like this one. Its token is valid until it expires.
+            // The other extender runs outside a pod, like this extender. Its token is valid until it expires.
             (None, None) if !own.in_pod => {}
             _ => return Err(CallerRefusal::NoNode),
         }
@@ -246,7 +246,8 @@ impl Callers {
         }
         *asked = Some(Instant::now());
         let (keys, issuer) = tokio::join!(self.client.token_keys(), self.client.token_issuer());
-        // A read without an answer takes longer than `pause`, and those who have waited for it do not begin another one.
+        // A read without an answer takes longer than `pause`, and callers that have waited for it do not begin another
+        // read.
         *asked = Some(Instant::now());
         let read = keys.map_err(|why| why.to_string()).and_then(|keys| {
             let issuer = issuer.map_err(|why| why.to_string())?;
@@ -285,8 +286,8 @@ impl Callers {
     }
 }
 
-/// The namespaces in which agents and extenders run: the namespaces of the agents' accounts, those in `own`, and the
-/// namespace of the extenders' account, if this extender's token can already be read.
+/// The namespaces in which agents and extenders run: the namespaces of the agents' accounts, the namespaces in `own`,
+/// and the namespace of the extenders' account, if this extender's token can already be read.
 pub(super) fn namespaces(settings: &StreamSettings, own: impl Iterator<Item = Arc<str>>) -> BTreeSet<Arc<str>> {
     let extenders = settings.token_file.as_deref().and_then(|path| read_token(path).ok()).map(|claims| claims.subject);
     let accounts = settings.accounts.iter().map(String::as_str).chain(extenders.as_deref());

@@ -40,7 +40,7 @@ impl ToldNews {
 }
 
 impl ClosingPace {
-    /// The changes to report now: those of `changes` that are due, and earlier ones whose minute is over.
+    /// The changes to report now: changes in `changes` that are due, and earlier changes whose minute is over.
     pub(super) fn due(&mut self, changes: &[ClosingChange], now: Instant) -> Vec<ClosingChange> {
         let mut due = Vec::new();
         for change in changes {

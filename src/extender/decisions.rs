@@ -37,7 +37,7 @@ pub(super) struct Decisions {
 }
 
 impl Decisions {
-    /// Keeps a decision, and forgets the oldest one beyond the bound.
+    /// Keeps a decision, and forgets the oldest decision beyond the bound.
     pub(super) fn add(&self, decision: Decision) {
         let mut kept = self.kept.lock();
         if kept.len() >= KEPT {

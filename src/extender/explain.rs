@@ -27,7 +27,7 @@ pub(super) struct NodeScore<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Explained(pub(super) ExplainedScore);
 
-/// The best `most` nodes of a verdict, the best one first; of equal ones the first by name.
+/// The best `most` nodes of a verdict, the best first; among equals the first by name.
 pub(super) fn best<'a>(verdict: &FilterVerdict, names: &[&'a str], most: usize) -> Vec<NodeScore<'a>> {
     let all = verdict.fit.iter().zip(&verdict.scores).zip(&verdict.explained);
     let scores = all.map(|((place, score), explained)| NodeScore {
@@ -190,7 +190,7 @@ pub(super) fn filtered_out(node: &str, why: &NodeRefusal, pod: &PodRef) -> Strin
     format!("Node {node} filtered out: {why}{missing}; pod {pod}")
 }
 
-/// The text of each set of reasons, so that kube-scheduler can count nodes with the same one.
+/// The text of each set of reasons, so that kube-scheduler can count nodes with the same text.
 #[derive(Debug)]
 pub(super) struct ReasonTexts {
     /// A few sets for all nodes of a call.
@@ -209,8 +209,8 @@ impl ReasonTexts {
         ReasonTexts { texts }
     }
 
-    /// The refused nodes with their texts. The node on which kube-scheduler has evicted pods for this one is never
-    /// unresolvable: kube-scheduler would evict pods on another node at once, while its victims here are still ending.
+    /// The refused nodes with their texts. The node on which kube-scheduler has evicted pods for this pod is never unresolvable:
+    /// kube-scheduler would evict pods on another node at once, while its victims here are still ending.
     pub(super) fn failed(&self, refused: &[RefusedNode], nominated: Option<usize>) -> Vec<FailedNode<'_>> {
         let one = |node: &RefusedNode| {
             let bits = node.why.bits();

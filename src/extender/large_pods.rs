@@ -59,8 +59,8 @@ impl LargePods {
         self.pods.get(uid).map(|(_, why)| why.clone())
     }
 
-    /// Whether a pod that is not among them is not too large in this version. A version that is not a number cannot be compared; the
-    /// API server has none.
+    /// Whether a pod that is not remembered is certainly not too large in this version. A version that is not a number cannot be
+    /// compared; the API server has no such versions.
     pub(super) fn know(&self, version: Option<u64>) -> bool {
         self.pods.len() < MOST && version <= self.shown
     }

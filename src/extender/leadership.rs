@@ -279,8 +279,8 @@ impl Leadership {
     }
 
     /// Lets another process lead at once. If the outcome of a binding is unknown, the API server may still carry it
-    /// out, for example after a slow webhook. Then the Lease is not released: it runs out as after a crash, and the
-    /// next leader decides only after that.
+    /// out, for example after a slow webhook. Then the Lease is not released: it expires as after a crash, and the next
+    /// leader decides only then.
     async fn release(&self, lease: &LeaseClient) {
         let open = self.open_bindings.load(Ordering::Relaxed);
         let released = {

@@ -352,7 +352,7 @@ impl Extender {
         self.lifecycle.must_run("wakes", waker.run(self.lifecycle.stop()));
     }
 
-    /// Starts to write on Nodes what is assumed of their GPUs.
+    /// Starts to write on Nodes how much of their GPUs is assumed to be taken.
     fn write_assumed(&mut self) {
         let writer = AssumedWriter {
             cluster: Arc::clone(&self.cluster),

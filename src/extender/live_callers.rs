@@ -127,7 +127,7 @@ impl LiveCallers {
         let mut known = self.known.lock();
         // Check under the same lock: if the pod is deleted after the check, the deletion ends the stream.
         known.check(node, pod)?;
-        // Choose the id under the same lock. If a Node opens two streams, the later one gets the larger id, and the
+        // Choose the id under the same lock. If a Node opens two streams, the later stream gets the larger id, and the
         // cluster's state refuses reports of the stream with the smaller id. If the order of the ids could differ from
         // the order here, both streams could end: one here, and the other in the cluster's state.
         known.last += 1;

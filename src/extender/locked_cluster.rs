@@ -76,7 +76,7 @@ pub(super) struct LockedCluster {
     findings: RealtimeFindings,
 }
 
-/// What the state takes over of a pod: what the pod holds, which scheduler wrote its claim, and whether it waits for a node.
+/// The part of a pod that the state takes over: what the pod holds, which scheduler wrote its claim, and whether it waits for a node.
 type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>, ShownWait);
 
 /// Whether a pod waits for a node.
@@ -104,7 +104,7 @@ pub(super) struct ClusterCounts {
     pub(super) claims: BTreeMap<&'static str, usize>,
 }
 
-/// One device of a node, with what is claimed of it.
+/// One device of a node, with the claimed part.
 #[derive(Clone, Debug)]
 pub(super) struct ScheduledDevice {
     pub(super) node: NodeName,
@@ -129,7 +129,7 @@ pub(super) struct ClaimedShare {
     pub(super) cores: u32,
 }
 
-/// What is taken of a node's devices, and what its Node says about that.
+/// How much of a node's devices is taken, and what its Node shows.
 #[derive(Clone, Debug)]
 pub(super) struct AssumedNode {
     pub(super) uid: ObjectUid,
@@ -213,7 +213,7 @@ impl LockedCluster {
         self.large.lock().listed(version, large.into_iter());
     }
 
-    /// Why a pod cannot be bound, if its object has no room for what is written later. The pod watch shows the whole object.
+    /// Why a pod cannot be bound, if its object has no room for later writes. The pod watch shows the whole object.
     pub(super) fn too_large(&self, uid: &PodUid) -> Option<BadPlacementRequest> {
         self.large.lock().why(uid)
     }
@@ -382,8 +382,8 @@ impl LockedCluster {
         self.known.borrow().pods.is_some()
     }
 
-    /// Whether a pod holds GPUs and the watch has not shown it bound since its order was made. It holds some even if its claim was
-    /// overwritten meanwhile.
+    /// Whether a pod holds GPUs and the watch has not shown it bound since its order was made. It holds GPUs even if its claim was
+    /// overwritten since.
     pub(super) fn claim_is_unshown(&self, uid: &PodUid) -> bool {
         // Another order of the pod could begin between two separate checks, and would lose its entry.
         let cluster = self.cluster.lock();
@@ -506,7 +506,7 @@ impl LockedCluster {
         cluster::score(self, uid, nodes)
     }
 
-    /// Which of the planned evictions make room for the pod, or the node that gets room without one.
+    /// Which of the planned evictions make room for the pod, or the node that gets room without an eviction.
     pub(super) fn preempt(
         &self,
         request: &PlacementRequest,
@@ -755,7 +755,7 @@ impl StateAccess for LockedCluster {
     }
 }
 
-/// Takes over what the watch or a read shows of a pod. Returns false if the state has no place for it.
+/// Takes over a pod as the watch or a read shows it. Returns false if the state has no place for it.
 fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin, wait): ShownPod) -> bool {
     if pod.ended() && planted(PlantedMistake::EndedPodHolds) {
         return true;

@@ -123,7 +123,7 @@ thread_local! {
     static PLANTED: std::cell::Cell<Option<PlantedMistake>> = const { std::cell::Cell::new(None) };
 }
 
-/// Plants a mistake into all extenders of this thread, in place of an earlier one.
+/// Plants a mistake into all extenders of this thread, in place of an earlier mistake.
 #[cfg(test)]
 pub(super) fn plant(mistake: Option<PlantedMistake>) {
     PLANTED.set(mistake);

@@ -70,7 +70,7 @@ const SCRAPES: AnswerLimits = AnswerLimits {
     answers: 32,
     // Two Prometheus servers at one address that scrape both paths.
     answers_per_peer: 4,
-    // No scrape waits for the end of another one: all of them wait for the same counts or copy.
+    // No scrape waits for the end of another scrape: all wait for the same counts or copy.
     waiting: 0,
     waiting_for_peers: 0,
     waiting_per_peer: 0,

@@ -62,7 +62,7 @@ impl PortCertificate {
         PortCertificate { port, authority, state: Mutex::default() }
     }
 
-    /// Why the port has no valid certificate, and what to do; `None` if it has one.
+    /// Why the port has no valid certificate, and what to do; `None` if it has a valid certificate.
     pub(super) fn missing(&self) -> Option<String> {
         let CertificateState { issued, failure } = &*self.state.lock();
         let name = self.port.name;

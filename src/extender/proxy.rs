@@ -93,7 +93,7 @@ impl LeaderProxy {
         Ok((status, content, body.to_bytes()))
     }
 
-    /// The connection to this leader; opens one if there is none.
+    /// The connection to this leader; opens it if there is none.
     async fn connected(
         &self,
         leader: &Arc<str>,

@@ -18,7 +18,7 @@ const MOST_NODES: usize = 15_000;
 /// At the default level, one failed check is logged in this time. Thousands of pods without room are tried again and again.
 const FAILED_EVERY: Duration = Duration::from_secs(1);
 
-/// What the check has found since the start, and what was said of it.
+/// What the check has found since the start, and what was logged.
 #[derive(Debug, Default)]
 pub(super) struct RealtimeFindings {
     /// The difference between the claims on a GPU and the memory in use, at each report that changes it.
@@ -30,7 +30,7 @@ pub(super) struct RealtimeFindings {
 }
 
 impl RealtimeFindings {
-    /// Reports have changed what is known of the memory of these GPUs.
+    /// Takes in that reports have changed the memory of these GPUs.
     pub(super) fn changed(&self, changes: &[UsageChange]) {
         if changes.is_empty() {
             return;
@@ -74,7 +74,7 @@ impl RealtimeFindings {
     }
 }
 
-/// The line for a report that has changed what is known.
+/// The log line for a report that has changed the memory of a GPU.
 fn updated(change: &UsageChange) -> String {
     let UsageChange { node, device, claimed, used, utilization, processes } = change;
     format!(

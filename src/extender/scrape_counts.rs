@@ -26,7 +26,7 @@ impl ScrapeCounts {
             return counts.clone();
         }
         let cluster = Arc::clone(cluster);
-        // The count goes on if this caller goes away, so that no more than one is ever in progress.
+        // The count goes on if this caller goes away, so that at most one count is ever in progress.
         let counting = spawn_blocking(move || {
             let begun = Instant::now();
             let counts = cluster.counts();

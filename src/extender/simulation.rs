@@ -178,7 +178,7 @@ fn new_seeds_break_nothing() {
 #[ignore = "takes minutes of simulation: tests/run --long simulate"]
 fn each_planted_mistake_is_found() {
     let mut missed = Vec::new();
-    // The newest ones first: they are found least reliably.
+    // The newest mistakes first: they are found least reliably.
     for mistake in PlantedMistake::ALL.into_iter().rev() {
         let first = new_seed();
         match search(first, Some(mistake), &|events| events >= STEPS_TO_A_MISTAKE) {

@@ -137,8 +137,8 @@ impl Verbs {
         self.record(pod, DecisionVerb::Filter, (text, Some(Box::new(detail))));
     }
 
-    /// Logs GPUs on which the real-time check fails: one of them for each decision, more of them at `-v 4`. Returns the place of its
-    /// node and a sentence about each.
+    /// Logs GPUs on which the real-time check fails: one GPU for each decision, more at `-v 4`. Returns the place of the node and a
+    /// sentence for each GPU.
     fn failed_checks(
         &self,
         pod: &Pod,
@@ -313,8 +313,8 @@ fn warned(verdict: &FilterVerdict) -> Option<usize> {
     verdict.proposed.filter(|_| is_warned)
 }
 
-/// The nodes whose failed checks are explained: the best one if it is named all the same, and the first ones that are refused. With
-/// `-v 4` (`is_verbose`) there are more of them.
+/// The nodes whose failed checks are explained: the best node if it is named all the same, and the first refused nodes. With `-v 4`
+/// (`is_verbose`) there are more.
 fn failing(verdict: &FilterVerdict, is_verbose: bool) -> Vec<usize> {
     let refused = verdict.refused.iter().filter(|node| node.why.check == CheckResult::Refused);
     let most = if is_verbose { LOGGED } else { MEMORY_NODES };

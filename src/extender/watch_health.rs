@@ -121,7 +121,7 @@ impl WatchHealth {
         })
     }
 
-    /// Sets the number of objects beyond the bound, and of those among them that may hold GPUs.
+    /// Sets the number of objects beyond the bound, and how many of these may hold GPUs.
     pub(super) fn leaves_out(&self, objects: u32, holders: u32) {
         if self.holders_left_out.swap(holders, Ordering::Relaxed) == 0
             && let Some(why) = self.lacks_holders()
@@ -144,7 +144,7 @@ impl WatchHealth {
         self.state.lock().stopped.get_or_insert_with(Instant::now);
     }
 
-    /// A list or watch failed. Returns the pause before the next one.
+    /// A list or watch failed. Returns the pause before the next try.
     pub(super) fn failed(&self, why: &ApiError) -> Duration {
         let pause = {
             let mut state = self.state.lock();

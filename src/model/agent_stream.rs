@@ -123,7 +123,7 @@ impl ReportedUses {
         self.0.iter().map(|(device, used)| (device, used))
     }
 
-    /// Replaces each UUID with the equal one in `gpus`, so that both share one allocation.
+    /// Replaces each UUID with the equal UUID in `gpus`, so that both share one allocation.
     fn share(&mut self, gpus: &BTreeMap<GpuUuid, ReportedGpu>) {
         for (device, _) in &mut self.0 {
             if let Some((same, _)) = gpus.get_key_value(device) {
@@ -140,8 +140,8 @@ impl ReportedUses {
     }
 }
 
-/// One pod in a report: it requests GPUs, or has processes on one. Processes and containers of a pod of which no container got a GPU
-/// are left out.
+/// One pod in a report: it requests GPUs, or has processes on a GPU. Processes and containers of a pod of which no container got a
+/// GPU are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedPod {
     /// How far its start has come.
@@ -367,7 +367,7 @@ impl ReportChange {
     }
 }
 
-/// Whether two amounts differ so much that the new one must be sent.
+/// Whether two amounts differ so much that the new amount must be sent.
 fn beyond_band(now: Bytes, sent: Bytes) -> bool {
     now.0.abs_diff(sent.0) >= MEMORY_DEAD_BAND.0
 }

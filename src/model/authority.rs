@@ -14,7 +14,7 @@ pub struct CertificateAuthority {
     pub made: u64,
 }
 
-/// The authorities of one cluster: the one that signs, and the others that are trusted.
+/// The authorities of one cluster: the authority that signs, and the others that are trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthoritySet {
     /// The authority that signs.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Pauses that double from a first to a longest one.
+/// Pauses that double from a first pause to a longest pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     first: Duration,
@@ -17,7 +17,7 @@ impl Backoff {
         Backoff { first, longest, next: first }
     }
 
-    /// The pause before the next try. The pause after that one is twice as long, up to the longest.
+    /// The pause before the next try. The following pause is twice as long, up to the longest.
     #[must_use]
     pub fn pause(&mut self) -> Duration {
         let pause = self.next.min(self.longest);

@@ -87,7 +87,7 @@ impl CgroupIdentity {
         }
     }
 
-    /// The container, if the cgroup is one.
+    /// The container, if the cgroup is a container.
     #[must_use]
     pub fn container(&self) -> Option<&ContainerId> {
         match &self.kind {

@@ -249,8 +249,7 @@ impl GpuPath {
 }
 
 readings! {
-    /// The readings of one GPU. The cheap ones are read every second, the others less often; every reading has its own
-    /// time.
+    /// The readings of one GPU. Cheap readings are made every second, the others less often; every reading has its own time.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct GpuSample {
         /// Memory in use by processes, without what the driver reserves; [`Gpu::memory_kind`] has the exceptions. The view

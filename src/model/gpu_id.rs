@@ -13,15 +13,15 @@ use crate::nvidia;
 /// beginnings are too long for a UUID.
 const MAX_BEGINNINGS: usize = 16;
 
-/// Whether a device id is that of a GPU or MIG instance, by its prefix.
+/// Whether a device id is the id of a GPU or MIG instance, by its prefix.
 #[must_use]
 pub fn is_of_gpu(id: &str) -> bool {
     id.starts_with(nvidia::GPU_UUID) || id.starts_with(nvidia::MIG_UUID)
 }
 
-/// The GPUs or MIG instances that a device id may mean, the most likely one first: the id itself, and each beginning of it
-/// that ends before a character other than a letter or digit. Only a node that has one of them knows which one it is:
-/// `GPU-1` may be a GPU or a slot of another one.
+/// The GPUs or MIG instances that a device id may mean, the most likely first: the id itself, and each beginning of it
+/// that ends before a character other than a letter or digit. Only a node that has one of these devices knows which device
+/// it is: `GPU-1-2` may be a GPU or a slot of `GPU-1`.
 #[must_use]
 pub fn meanings(id: &str) -> Vec<GpuUuid> {
     let ends = id.char_indices().filter(|(_, char)| !char.is_ascii_alphanumeric());

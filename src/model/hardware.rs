@@ -172,7 +172,7 @@ impl LinkError {
     }
 }
 
-/// A GPU's place in the NVLink fabric. A GPU that belongs to no fabric has none.
+/// A GPU's place in the NVLink fabric. A GPU that belongs to no fabric has no place.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fabric {
     /// How far the fabric manager has registered the GPU.

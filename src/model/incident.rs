@@ -63,9 +63,9 @@ pub struct KeptIncidents {
     pub driver_load: Option<u64>,
 }
 
-/// Counters at the time of an incident that start again at 0 when a GPU is reset or its driver is reloaded. `None`
-/// if a counter could not be read, or where it also starts again without a reset, because the driver releases a GPU
-/// when its last user ends (persistence mode is off).
+/// Counters at the time of an incident that start again at 0 when a GPU is reset or its driver is reloaded. `None` if a
+/// counter could not be read, or also starts again without a reset, because the driver releases a GPU when its last
+/// user ends (persistence mode is off).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterMarks {
     /// Energy, in millijoules.

@@ -34,8 +34,8 @@ pub enum Observation {
     Sample(Sample),
 }
 
-/// A state, reported only when it changes. It is never lost: until the owner takes it, a newer one of the same kind, GPU
-/// and source replaces it.
+/// A state, reported only when it changes. It is never lost: until the owner takes it, a newer fact of the same kind,
+/// GPU and source replaces it.
 #[derive(Clone, Debug)]
 pub enum Fact {
     /// The state of the GPU source: library, driver, or all GPUs hanging.
@@ -99,7 +99,7 @@ pub enum SourceEvent {
     Dropped(u64),
 }
 
-/// A reading that the next one makes obsolete. It may be dropped.
+/// A reading that the next reading makes obsolete. It may be dropped.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -119,7 +119,7 @@ pub enum Sample {
 }
 
 impl Fact {
-    /// Whether this fact replaces an older one: same kind, and for names the same source.
+    /// Whether this fact replaces an older fact: same kind, and for names the same source.
     #[must_use]
     pub fn replaces(&self, older: &Fact) -> bool {
         match (self, older) {

@@ -6,7 +6,7 @@
 use crate::reading::Reading;
 use crate::unit::{Bytes, Percent};
 
-/// What is in use of one device at one moment.
+/// How much of one device is in use at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceUsage {
     /// Memory in use, without what the driver reserves.
@@ -76,8 +76,8 @@ impl OtherVendor {
         OtherVendor::Metax,
     ];
 
-    /// The family whose register a Node has under this annotation key. The others have no register of HAMi's, and that of Iluvatar has
-    /// another name for each chip.
+    /// The family whose register a Node has under this annotation key. The other families have no register of HAMi's, and Iluvatar's
+    /// register has another name for each chip.
     #[must_use]
     pub fn of_register(key: &str) -> Option<OtherVendor> {
         match key.strip_prefix("hami.io/node-")? {

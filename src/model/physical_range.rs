@@ -7,7 +7,7 @@
 use crate::Absence;
 use crate::sample_value::{BaseUnits, SampleValue};
 
-/// The range of one reading, in base units. A number outside it, or one that is not a number, is not a reading.
+/// The range of one reading, in base units. A number outside it, or a value that is not a number, is not a reading.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PhysicalRange {
     /// The reading: its metric without prefix, or the name of a number that has no metric of its own.

@@ -22,7 +22,7 @@ pub struct GpuSelection {
     pub numa_bind: bool,
 }
 
-/// Which nodes a pod prefers among those that fit.
+/// Which of the fitting nodes a pod prefers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodePolicy {
     /// The fullest node, so that whole nodes stay free.
@@ -32,7 +32,7 @@ pub enum NodePolicy {
     Spread,
 }
 
-/// Which GPUs of a node a container prefers among those that fit.
+/// Which of the fitting GPUs of a node a container prefers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuPolicy {
     /// The keys by which GPUs are ordered; the first key decides first. Never empty.

@@ -83,7 +83,7 @@ impl StartOutcome {
         }
     }
 
-    /// The reason, or an empty text where there is none.
+    /// The reason, or an empty text if there is no reason.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {

@@ -58,7 +58,7 @@ impl Pod {
 }
 
 impl PlacementRequest {
-    /// About as many bytes of memory as the request takes beside the names of its pod, which the pod shares with it.
+    /// Estimate of the bytes of memory that the request takes, without the names of its pod, which the pod shares with it.
     #[must_use]
     pub fn memory(&self) -> usize {
         let GpuSelection { use_types, avoid_types, use_uuids, avoid_uuids, modes, numa_bind: _ } = &self.selection;

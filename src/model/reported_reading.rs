@@ -11,7 +11,7 @@ pub struct ReadingAge(
 );
 
 /// A value with its age, or the reason why it is absent. An agent of an earlier release reports neither the age nor the
-/// reason, and a later one may report a reason that this release does not know.
+/// reason, and an agent of a later release may report a reason that this release does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportedReading<T> {
     /// The value, and its age when the report was made; `None` if the age is not known.

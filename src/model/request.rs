@@ -32,7 +32,7 @@ impl MemoryRequest {
     }
 }
 
-/// The request of one container. A container that requests no GPU has none.
+/// The request of one container. A container that requests no GPU has no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuRequest {
     /// Number of GPUs, at least one.

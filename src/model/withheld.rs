@@ -33,8 +33,8 @@ pub struct WithheldDevice {
 }
 
 impl Gpu {
-    /// The memory that is offered of a whole GPU: what the driver reports, or else what the device configuration says. A
-    /// GPU that shares the host's memory has the configured amount first, because the host's programs need the rest.
+    /// The memory that is offered of a whole GPU: what the driver reports, otherwise what the device configuration says.
+    /// A GPU that shares the host's memory has the configured amount first, because the host's programs need the rest.
     #[must_use]
     pub fn memory_to_offer(&self, configured: Option<Bytes>) -> Option<Bytes> {
         match self.memory_kind {

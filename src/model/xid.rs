@@ -99,8 +99,8 @@ pub fn needs_reset(code: u32) -> bool {
     fatal(code)
 }
 
-/// Whether the kernel log states the severity of each such error. The number alone does not tell a link that was
-/// corrected from one that is down.
+/// Whether the kernel log states the severity of each such error. The number alone does not tell a corrected link from
+/// a link that is down.
 #[must_use]
 pub fn states_severity(code: u32) -> bool {
     NVLINK_5.contains(&code)

@@ -112,7 +112,7 @@ pub(crate) fn profile(
 fn send(worker: &mut SymbolizeWorker, stacks: HashMap<Vec<u64>, HeapEstimate>) -> Result<(), Error> {
     for (addresses, estimate) in stacks {
         worker.order(OrderStep::Stack(CapturedStack {
-            // All of them are return addresses: one less is an address inside the call.
+            // All addresses are return addresses: one less is an address inside the call.
             addresses: addresses.into_iter().map(|address| address.saturating_sub(1)).collect(),
             values: vec![estimate.all_objects, estimate.all_bytes, estimate.live_objects, estimate.live_bytes],
             ..CapturedStack::default()

@@ -175,7 +175,7 @@ fn whole(value: f64) -> i64 {
 }
 
 impl HeapEstimate {
-    /// `self - earlier`: the change since then, negative where memory was freed.
+    /// `self - earlier`: the change since then, negative if memory was freed.
     #[must_use]
     pub(crate) fn since(&self, earlier: &HeapEstimate) -> HeapEstimate {
         HeapEstimate {

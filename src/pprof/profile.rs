@@ -61,7 +61,7 @@ impl StackTally {
         }
     }
 
-    /// All stacks, the largest first; equal ones in the order of their addresses, so that two runs give the same
+    /// All stacks, the largest first; equal stacks in the order of their addresses, so that two runs give the same
     /// result.
     #[must_use]
     pub(crate) fn sorted(&self) -> Vec<(&StackKey, &[i64])> {

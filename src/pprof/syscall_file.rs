@@ -6,7 +6,7 @@
 //!   running
 //! ```
 
-/// The number of the system call; -1 outside one, and `None` for a running thread.
+/// The number of the system call; -1 outside a system call, and `None` for a running thread.
 #[must_use]
 pub(crate) fn number(text: &str) -> Option<i64> {
     text.split(' ').next()?.parse().ok()

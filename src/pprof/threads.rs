@@ -63,7 +63,7 @@ pub(crate) fn profile(kind: ThreadProfileKind, form: ProfileForm, cancel: &Cance
     let begun = Instant::now();
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten().take(MAX_THREADS);
     for task in tasks {
-        // A thread that has ended meanwhile has no files any more and is left out.
+        // A thread that has ended since has no files any more and is left out.
         let turn = turn.as_mut().filter(|_| begun.elapsed() < INTERRUPT_FOR);
         if let Some(step) = thread(&task.path(), kind, memory.as_ref(), turn) {
             worker.order(step)?;
@@ -147,7 +147,7 @@ fn sleeping(task: &Path, memory: &File) -> Option<ThreadSnapshot> {
     let mut stack = vec![0; STACK_BYTES];
     let read = memory.read_at(&mut stack, sp).ok()?;
     stack.truncate(read);
-    // If the thread has run meanwhile, the copy mixes two moments and is useless.
+    // If the thread has run in between, the copy mixes two moments and is useless.
     (fs::read_to_string(&path).ok()? == before).then(|| ThreadSnapshot {
         pc,
         sp,

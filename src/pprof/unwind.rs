@@ -28,7 +28,7 @@ impl std::fmt::Debug for FrameTables {
 }
 
 impl FrameTables {
-    /// Reads the tables. A file that cannot be read has none: stacks through it follow the frame pointers or end there.
+    /// Reads the tables. An unreadable file has no table: stacks through it follow the frame pointers or end there.
     #[must_use]
     pub(crate) fn new(modules: &[Module]) -> Self {
         let mut unwinder = Native::new();

@@ -198,7 +198,7 @@ impl<'b> Exposition<'b> {
         }
     }
 
-    /// Writes one line. `labels` are joined; empty ones are skipped.
+    /// Writes one line. `labels` are joined; empty labels are skipped.
     pub fn sample(&mut self, labels: &[&str], value: SampleValue) {
         self.line("", labels, value);
     }

@@ -252,7 +252,7 @@ impl Lifecycle {
         }
     }
 
-    /// Waits for all tasks, and logs how each has ended. The names that are left are those of tasks that still run.
+    /// Waits for all tasks, and logs how each has ended. The names that are left belong to tasks that still run.
     async fn all_end(&mut self) {
         while let Some((id, result)) = self.joined().await {
             let task = self.name(id);

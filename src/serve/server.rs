@@ -131,7 +131,7 @@ impl<A: HttpApplication> HttpServer<A> {
         Ok(())
     }
 
-    /// All connections are busy: the new one gets the answer at once, without a task.
+    /// All connections are busy: the new connection gets the answer at once, without a task.
     fn refuse(&self, stream: &TcpStream) {
         self.counts.cut.fetch_add(1, Ordering::Relaxed);
         if self.certificates.is_none() {

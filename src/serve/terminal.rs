@@ -1,13 +1,13 @@
 //! Text from outside the program, for a terminal.
 
 /// The text on one line, as it can be printed: control characters could send commands to the terminal, and characters that change
-/// the direction of writing could make a text look like another one. Each becomes a replacement character.
+/// the direction of writing could make a text look like another text. Each becomes a replacement character.
 #[must_use]
 pub fn plain(text: &str) -> String {
     text.chars().map(|c| if is_unsafe(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// JSON in which such characters are escaped. JSON itself escapes only those below U+0020.
+/// JSON in which such characters are escaped. JSON itself escapes only characters below U+0020.
 #[must_use]
 pub fn plain_json(json: &str) -> String {
     let mut plain = String::with_capacity(json.len());

@@ -49,7 +49,7 @@ impl CheckpointReader {
         CheckpointReader { path: folder.join(FILE), resource, seen: None }
     }
 
-    /// The stamp of the file, by one `stat`. The kubelet replaces the file by a new one, so the stamp shows whether it
+    /// The stamp of the file, by one `stat`. The kubelet replaces the file by a new file, so the stamp shows whether it
     /// has changed. Blocks for as long as the file system takes.
     #[must_use]
     pub fn stamp(&self) -> Option<FileStamp> {
@@ -91,7 +91,7 @@ impl CheckpointReader {
 }
 
 /// The devices that a container got from another plugin, or GPUs that it got under another resource. `None` if the
-/// entry has neither. `answered` are the GPUs that the plugin's answer names, `nodes` those whose device nodes it has.
+/// entry has neither. The plugin's answer names the GPUs `answered`, and has the device nodes of the GPUs `nodes`.
 fn foreign_entry(
     entry: &CheckpointEntry,
     (answered, nodes): (Vec<Arc<str>>, Vec<u32>),

@@ -27,7 +27,7 @@ pub fn read(paths: &[PathBuf], node: &NodeName) -> Result<(DeviceConfig, Vec<Con
     Ok((config, warnings))
 }
 
-/// The configuration of all nodes, without the settings of single ones.
+/// The configuration of all nodes, without the settings of single nodes.
 ///
 /// # Errors
 /// A text that names the file and says what is wrong with it.

@@ -60,7 +60,7 @@ impl Infiniband {
             |name: &[u8]| Reading::from_result(count(name).map(|words| Bytes(words.saturating_mul(WORD))), at);
         let (received, sent) = (bytes(b"port_rcv_data"), bytes(b"port_xmit_data"));
         let active = file(reader, &[&port, b"/state"], port_active);
-        // The kernel writes -1 where it does not know the node.
+        // The kernel writes -1 if it does not know the node.
         let node = file(reader, &[&folder, b"/device/numa_node"], counter);
         let node = node.and_then(|node| u32::try_from(node).map_err(|_| Absence::Unreadable));
         let pci_path = match reader.link(&[&folder]) {

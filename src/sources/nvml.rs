@@ -66,10 +66,10 @@ use std::thread::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wire::kernel_log::KernelError;
 
-/// Starts the threads `nvml-poll`, `nvml-events` and `nvml-supervise`, and returns the handle of the last one. The
-/// caller must watch it: without the supervisor, the agent does not notice a call that does not return. A missing
-/// driver is not an error: the agent reports the reason with advice and retries with backoff. The caller need not wait
-/// for the threads. They end soon after `stop`; a thread that hangs in the driver ends with the process.
+/// Starts the threads `nvml-poll`, `nvml-events` and `nvml-supervise`, and returns the handle of the last thread. The caller must
+/// watch it: without the supervisor, the agent does not notice a call that does not return. A missing driver is not an error: the
+/// agent reports the reason with advice and retries with backoff. The caller need not wait for the threads. They end soon after
+/// `stop`; a thread that hangs in the driver ends with the process.
 ///
 /// # Errors
 /// When the operating system cannot start a thread.

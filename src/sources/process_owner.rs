@@ -120,7 +120,7 @@ impl ProcessOwnerReader {
         last
     }
 
-    /// The container of a pod in which an ancestor of this process is, if the process itself is in no pod; else `own`.
+    /// The container of a pod in which an ancestor of this process is, if the process itself is in no pod; otherwise `own`.
     fn around(&mut self, key: ProcessKey, own: ProcessOwner) -> ProcessOwner {
         let in_pod = |owner: &ProcessOwner| matches!(owner, ProcessOwner::Cgroup(identity) if identity.pod().is_some());
         if own == ProcessOwner::Unknown || in_pod(&own) {
@@ -143,7 +143,7 @@ impl ProcessOwnerReader {
         own
     }
 
-    /// The parent of a process; `None` for a process without one, or one that has ended.
+    /// The parent of a process; `None` if it has no parent, or the parent has ended.
     fn parent(&mut self, child: ProcessKey) -> Option<ProcessKey> {
         let stat = process::stat(&mut self.reader, &self.procfs, child.pid).ok()?;
         let parent = stat.parent;
@@ -224,7 +224,7 @@ impl BootTime {
     }
 }
 
-/// Rank of a hierarchy where several differ: the one that the kubelet and the walk use comes first.
+/// Rank of a hierarchy if several differ: the hierarchy that the kubelet and the walk use comes first.
 fn rank(membership: CgroupMembership<'_>) -> u8 {
     match membership.controllers {
         "memory" => 0,

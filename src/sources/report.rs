@@ -192,7 +192,7 @@ impl Observations {
         }
     }
 
-    /// Waits for one observation and takes up to `most`. Returns how many, or 0 where [`Observations::recv`] returns
+    /// Waits for one observation and takes up to `most`. Returns how many, or 0 if [`Observations::recv`] returns
     /// `None`. A cancelled call loses nothing.
     pub async fn recv_many(&mut self, taken: &mut Vec<Observation>, most: usize) -> usize {
         let Some(first) = self.recv().await else { return 0 };
@@ -203,10 +203,10 @@ impl Observations {
         1 + taken.len() - before
     }
 
-    /// The next observation, if there is one now.
+    /// The next observation, if an observation waits.
     ///
     /// # Errors
-    /// When there is none yet, or none will come.
+    /// When no observation waits, or no more will come.
     pub fn try_recv(&mut self) -> Result<Observation, TryRecvError> {
         match self.kept.take() {
             Some(observation) => Ok(observation),

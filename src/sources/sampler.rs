@@ -158,7 +158,7 @@ impl Sampler {
             self.host.read_slow(&mut self.reader);
             self.find_table();
             let ports = self.infiniband.read(&mut self.reader);
-            // A machine that never had a port reports none.
+            // A machine that never had a port reports no ports.
             if !ports.is_empty() || std::mem::take(&mut self.had_ports) {
                 self.had_ports = !ports.is_empty();
                 reporter.fact(Fact::Infiniband(ports.into()));
@@ -180,7 +180,7 @@ impl Sampler {
                 Ok(_) if self.visibility == ProcVisibility::Private => Reading::Absent(Absence::ProcessesHidden),
                 Ok(pass) => Reading::Measured(Count(u64::from(pass.total)), pass.at),
             };
-            // If processes cannot be listed, those of the last list are no longer shown.
+            // If processes cannot be listed, the processes of the last list are no longer shown.
             reporter.sample(Sample::Processes(pass.unwrap_or_default()));
         }
         self.report_errors(reporter);

@@ -69,7 +69,7 @@ pub fn models() -> impl Iterator<Item = &'static str> {
 /// starts.
 ///
 /// # Errors
-/// A sentence for the user who asked for them.
+/// A sentence for the user who asked for the GPUs.
 pub fn check(model: &str, count: u32) -> Result<(), String> {
     product(model, count).map(|_| ())
 }
@@ -159,7 +159,8 @@ fn after(from: Instant, period: Duration, now: Instant) -> Instant {
 /// A seed from the node's name. It is the same after a restart, even for an agent in a pod, whose host name is the
 /// pod's; it differs between nodes, so that UUIDs do not collide.
 fn seed_of(node: &NodeName) -> u64 {
-    // With the line end in the seed, the UUIDs are those of earlier versions if the node has the name of its host.
+    // With the line end in the seed, the UUIDs stay the same as in earlier versions if the node has the name of its
+    // host.
     node.as_str().bytes().chain([b'\n']).fold(0x51d0, |seed, byte| curve::mix(seed ^ u64::from(byte)))
 }
 

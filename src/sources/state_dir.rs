@@ -83,8 +83,8 @@ pub fn container_limits(state: &Path, pods: &BTreeSet<PodUid>) -> Vec<ContainerL
     folders.filter_map(read).take(MAX_LIMITS).collect()
 }
 
-/// The last result of the check for CDI, and the container runtime that was checked; `None` if there is none. Blocks
-/// while the file system reads.
+/// The last result of the check for CDI, and the container runtime that was checked; `None` if there is no result.
+/// Blocks while the file system reads.
 #[must_use]
 pub fn cdi_support(state: &Path) -> Option<(CdiSupport, String)> {
     let bytes = bounded_file::read(&state.join(binding_file::FILE), binding_file::MAX_BYTES).ok()?;
@@ -115,7 +115,7 @@ fn record<T>(path: &Path, max_bytes: usize, decode: fn(&[u8]) -> Result<T, Decod
     decode(&bytes).map_err(|fault| Unread::Because(fault.to_string()))
 }
 
-/// A file of lines; empty if there is none.
+/// A file of lines; empty if there is no file.
 fn lines(path: &Path, max_bytes: usize, unread: &str) -> Vec<u8> {
     match bounded_file::read_start(path, max_bytes) {
         Ok(bytes) => bytes,

@@ -50,7 +50,7 @@ pub struct ToolkitSpecReader {
 }
 
 impl ToolkitSpecReader {
-    /// A reader of the specs in these folders; a later folder has priority over an earlier one.
+    /// A reader of the specs in these folders; a later folder has priority over an earlier folder.
     #[must_use]
     pub fn new(folders: Vec<PathBuf>) -> ToolkitSpecReader {
         ToolkitSpecReader { folders, seen: None }
@@ -98,8 +98,8 @@ fn is_name(name: &str) -> bool {
     CDI_FILES.iter().any(|start| name.starts_with(start)) && matches!(end, Some("json" | "yaml"))
 }
 
-/// The first of these files that describes GPUs for all containers, else the first for containers of the GPU Operator. Each
-/// file before it that cannot be used is logged.
+/// The first of these files that describes GPUs for all containers, otherwise the first for containers of the GPU Operator.
+/// Unusable files before it are logged.
 fn first_usable(files: &[(PathBuf, FileStamp)]) -> Option<ToolkitSpec> {
     let mut management = None;
     for (path, _) in files {

@@ -101,7 +101,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
     }
 }
 
-/// A word that this version does not know counts as none: the leader's own settings count then.
+/// A word that this version does not know counts as no word: the leader's own settings count then.
 fn check(message: Option<wire::RealtimeCheck>) -> NodeCheck {
     let wire::RealtimeCheck { enabled, mode } = message.unwrap_or_default();
     NodeCheck { enabled, mode: CheckMode::parse(&mode) }

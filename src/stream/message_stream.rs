@@ -98,7 +98,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
         self.connection.flush().await
     }
 
-    /// Closes this side, and waits until the other side has closed too. Bytes that the other side sends meanwhile are
+    /// Closes this side, and waits until the other side has closed too. Bytes that the other side sends until then are
     /// discarded.
     ///
     /// # Errors

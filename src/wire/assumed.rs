@@ -18,7 +18,7 @@ pub const MAX_ASSUMED: usize = 8 * 1024;
 /// Bytes that are kept free for the end of the text.
 const END: usize = 32;
 
-/// Writes the annotation's value; `None` if nothing is taken, so that the Node needs none.
+/// Writes the annotation's value; `None` if nothing is taken, so that the Node needs no annotation.
 #[must_use]
 pub fn encode(devices: &[AssumedDevice]) -> Option<String> {
     let mut text = "{\"devices\":[".to_owned();

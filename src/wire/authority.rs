@@ -22,7 +22,7 @@ const BUNDLE: &str = "ca.crt";
 /// Maximum size of a value that is read, in bytes: a certificate has 1 KiB.
 const MAX_VALUE: usize = 64 << 10;
 
-/// An object and what it holds.
+/// An object and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredObject<T> {
     /// Its resource version.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// of the order has no device shares, the pod requests no GPU and gets no annotations.
 ///
 /// # Errors
-/// Why the claim cannot be written. The reason depends only on the claim, so all writes of an order fail with it, or none.
+/// Why the claim cannot be written. The reason depends only on the claim, so all writes of an order fail with it, or no write.
 pub fn encode(order: &BindOrder, lease: &LeaseName, now: WallTime) -> Result<Value, String> {
     let BindOrder { uid, pod, node, claim, epoch: _, version } = order;
     let mut metadata = json!({ "name": &*pod.name, "namespace": &*pod.namespace, "uid": uid.as_str() });

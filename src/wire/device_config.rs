@@ -38,7 +38,7 @@ const MAX_WARNINGS: usize = 64;
 /// Name of the files in errors.
 const KEY: &str = "device configuration";
 
-/// All settings, including those of the node's own entry.
+/// All settings, including the settings of the node's own entry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceConfig {
     /// How resource amounts become requests.
@@ -130,7 +130,7 @@ impl fmt::Display for ConfigWarning {
     }
 }
 
-/// Collects at most [`MAX_WARNINGS`] warnings, and one for all others.
+/// Collects at most [`MAX_WARNINGS`] warnings, and one warning for all others.
 #[derive(Default)]
 struct Warnings(Vec<ConfigWarning>);
 

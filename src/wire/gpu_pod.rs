@@ -19,8 +19,8 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
         Some(why) => PodClaim::BadRequest(why.into()),
         None => read(pod, &requests, node),
     };
-    // A claim that does not fit the pod's requests, for example where no container requests a GPU, is a mistake that
-    // the user must see.
+    // A claim that does not fit the pod's requests, for example if no container requests a GPU, is a mistake that the user must
+    // see.
     let has_fault =
         invalid || (matches!(claim, PodClaim::Unreadable(_)) && pod.annotation(annotation_keys::ALLOCATED).is_some());
     let requests_gpus = has_fault || requests.iter().any(|request| request.slots > 0);
@@ -40,7 +40,7 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
     })
 }
 
-/// Removes the requests for all resources but these, among which are all that the rules name. The GPU pod stays the same. Everyone
+/// Removes the requests for all resources but these, among which are all that the rules name. The GPU pod stays the same. Anyone
 /// who may create pods can make up names of resources, and an agent or extender keeps thousands of pods.
 pub fn keep_resources(pod: &mut Pod, names: &[Arc<str>]) {
     let known = |name: &str| names.iter().find(|known| ***known == *name);
@@ -61,9 +61,9 @@ pub fn keep_resources(pod: &mut Pod, names: &[Arc<str>]) {
     }
 }
 
-/// Keeps at most one container of a pod without a claim: all that a scheduler must know of its containers is whether one of them
-/// requests GPUs, and whether such a container has run. Returns whether the pod requests GPUs. Everyone who may create pods can
-/// give each of its containers a name and amounts that no other container has.
+/// Keeps at most one container of a pod without a claim: a scheduler must know only whether a container requests GPUs, and
+/// whether such a container has run. Returns whether the pod requests GPUs. Anyone who may create pods can give each of its
+/// containers a name and amounts that no other container has.
 pub fn keep_one_container(pod: &mut Pod, rules: &RequestRules) -> bool {
     let requests_gpus = |container: &PodContainer| resource::count(rules, &amounts(container)) > 0;
     let is_bad = |container: &PodContainer| {
@@ -81,7 +81,7 @@ pub fn keep_one_container(pod: &mut Pod, rules: &RequestRules) -> bool {
     any || hidden(pod, rules).is_some()
 }
 
-/// The containers that may request resources. The API server accepts none for an ephemeral container.
+/// The containers that may request resources. The API server accepts no requests for an ephemeral container.
 fn own_containers(pod: &Pod) -> impl Iterator<Item = &PodContainer> {
     pod.containers.iter().filter(|container| container.kind != ContainerKind::Ephemeral)
 }

@@ -3,7 +3,7 @@
 use crate::decode_error::DecodeError;
 use serde::{Deserialize, Serialize};
 
-/// The format of one such file.
+/// The format of one kept file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptFile {
     /// Name of the file in errors.

@@ -77,7 +77,7 @@ fn product(first: &Gpu, all: &[&Gpu]) -> String {
     }
 }
 
-/// The MIG profile, where every GPU is in MIG mode and all instances have the same profile.
+/// The MIG profile, if every GPU is in MIG mode and all instances have the same profile.
 fn single_profile<'a>(gpus: &[&'a Gpu]) -> Option<&'a str> {
     let mut instances = gpus.iter().flat_map(|gpu| gpu.instances());
     let profile = &*instances.next()?.profile;
@@ -108,8 +108,8 @@ fn family(major: u32, minor: u32) -> Option<&'static str> {
 }
 
 /// The value as Kubernetes accepts it: letters, digits, `-`, `_`, `.`, with a letter or digit at both ends. A value that is
-/// too long loses its middle, because what tells products apart stands at both ends: maker and model, size and MIG
-/// profile. A checksum in the place of the middle keeps values apart that differ only there.
+/// too long loses its middle, because products differ at both ends: maker and model, size and MIG profile. A checksum in
+/// place of the middle keeps values apart that differ only there.
 fn fit(text: &str) -> String {
     let plain: String = text.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).collect();
     let plain = plain.trim_matches(|c: char| !c.is_ascii_alphanumeric());

@@ -76,7 +76,7 @@ pub fn decode(json: &[u8]) -> Result<StoredLease, DecodeError> {
     })
 }
 
-/// Writes a Lease; `version` is that of the Lease that it replaces.
+/// Writes a Lease; `version` is the version of the Lease that it replaces.
 #[must_use]
 pub fn encode(namespace: &str, name: &str, version: Option<&str>, record: &LeaseRecord) -> Value {
     let LeaseRecord { holder, duration, acquired, renewed, transitions, epoch, address } = record;

@@ -76,7 +76,7 @@ fn is_known(key: &str) -> bool {
     USER_KEYS.contains(&key) || SYSTEM_OWNED.contains(&key)
 }
 
-/// The user key whose name is nearest, if it is near enough. The prefix may be that of another key.
+/// The user key whose name is nearest, if it is near enough. The prefix may be another key's.
 fn meant(key: &str) -> Option<&'static str> {
     let name = name(key);
     if name.len() > MAX_NAME {

@@ -173,7 +173,7 @@ fn writers(managed: &[serde_json::Value], part: &str, present: &BTreeMap<String,
     writers
 }
 
-/// Reads a whole Node, or one with metadata only.
+/// Reads a whole Node, or a Node with only its metadata.
 ///
 /// # Errors
 /// [`NotANode`] if the text is not a Node.
@@ -182,7 +182,7 @@ pub fn decode(json: &[u8]) -> Result<NodeObject, NotANode> {
     Ok(NodeObject::of(object.metadata))
 }
 
-/// Reads the fields of a Node that a GPU scheduler needs; its annotations are bounded like those of a pod.
+/// Reads the fields of a Node that a GPU scheduler needs; its annotations are bounded like a pod's.
 ///
 /// # Errors
 /// [`NotAFollowedNode`] if its UID or its name cannot be read.

@@ -105,8 +105,8 @@ pub enum BadPlacementRequest {
     },
 }
 
-/// Why a pod cannot be placed, if its object has no room for what is written later. kube-scheduler leaves `managedFields` out
-/// of its calls, so only a pod that was read from the API server shows its whole size.
+/// Why a pod cannot be placed, if its object has no room for later writes. kube-scheduler leaves `managedFields` out of its calls, so
+/// only a pod that was read from the API server shows its whole size.
 #[must_use]
 pub fn too_large(pod: &Pod) -> Option<BadPlacementRequest> {
     let (bytes, status_bytes) = (pod.bytes, pod.status_bytes);

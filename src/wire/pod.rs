@@ -120,8 +120,8 @@ fn sized(pod: Pod, json: &[u8], managed: &str) -> Pod {
     Pod { bytes: size(json, matters).saturating_add(escapes), ..pod }
 }
 
-/// The length of a JSON text in which each escaped character counts as what is stored of it: one byte, or the three of a
-/// character that Go escapes as `\u2028`. Escapes are counted only if that `matters`.
+/// The length of a JSON text in which each escaped character counts with its stored bytes: one byte, or three for a character that
+/// Go escapes as `\u2028`. Escapes are counted only if that `matters`.
 fn size(json: &[u8], matters: bool) -> u32 {
     let (mut rest, mut size) = (json, json.len());
     while matters && let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
@@ -161,8 +161,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
     let (containers, containers_left_out) = containers(&spec, &status);
     Ok(Pod {
         uid,
-        // Every user who creates pods may write these annotations; a mirror that kubelet made also has its Node as
-        // controller.
+        // Any user who may create pods may write these annotations; a mirror that kubelet made also has its Node as controller.
         mirror_of: mirror_of.filter(|_| is_of_node),
         name: PodRef {
             namespace: shown(&namespace, MAX_NAME).ok_or(NotAPod::Text("metadata.namespace"))?,
@@ -186,7 +185,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         controller: controller.and_then(of_controller),
         gang: gang(&spec, labels),
         nominated: NodeName::parse(&status.nominated_node_name.0).ok(),
-        // A pod with a node needs none, and there may be many of these.
+        // A pod with a node needs no scheduler, and there may be many such pods.
         scheduler: if spec.node_name.0.is_empty() { shown(&spec.scheduler_name.0, MAX_NAME) } else { None },
         request: None,
         gated: !spec.scheduling_gates.0.is_empty(),
@@ -201,7 +200,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
 
 // === the JSON ===
 
-/// A value that Go may write as `null` where it is empty.
+/// A value that Go may write as `null` if it is empty.
 #[derive(Debug, Default)]
 pub(crate) struct OrNull<T>(pub(crate) T);
 
@@ -685,7 +684,7 @@ impl<'de> Deserialize<'de> for Annotations {
     }
 }
 
-/// The entries that fit into [`MAX_ANNOTATIONS`], and the number of those that do not.
+/// The entries that fit into [`MAX_ANNOTATIONS`], and the number of entries that do not fit.
 #[derive(Default)]
 struct BoundedEntries {
     kept: Vec<(Arc<str>, Arc<str>)>,
@@ -761,7 +760,7 @@ fn is_zero(text: &str) -> bool {
 /// About as many bytes as the kubelet may write into the status of a pod with this specification.
 fn status_bytes(spec: &Spec<'_>) -> u32 {
     let lists = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
-    // Any container may mount any of them.
+    // Any container may mount any volume.
     let volumes: usize = spec.volumes.0.iter().map(|volume| volume.image.stored()).sum();
     let of_container = |container: &Container<'_>| {
         let Container { image, working_dir, resources, lifecycle, security_context, .. } = container;

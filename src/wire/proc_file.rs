@@ -39,7 +39,7 @@ pub struct ProcStat<'a> {
 /// [`MalformedCgroupFile`] when the file is incomplete, or has fewer fields than every supported kernel writes.
 pub fn stat(text: &[u8]) -> Result<ProcStat<'_>, MalformedCgroupFile> {
     let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Incomplete)?;
-    // Only the name may contain a parenthesis, so it ends at the last one.
+    // Only the name may contain a parenthesis, so it ends at the last parenthesis.
     let open = line.iter().position(|b| *b == b'(').ok_or(MalformedCgroupFile::Missing("the command"))?;
     let close = line
         .iter()

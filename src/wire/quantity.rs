@@ -138,7 +138,7 @@ fn magnitude(digits: i128, behind: usize, scale: Scale) -> Option<i128> {
         (Some(ten), true) => product.checked_mul(ten),
         (None, true) => None,
         (Some(ten), false) => Some(product / ten + i128::from(product % ten != 0)),
-        // Any amount above 0 and below a billionth is rounded up to one.
+        // Any amount above 0 and below a billionth is rounded up to a billionth.
         (None, false) => Some(1),
     }
 }

@@ -49,7 +49,7 @@ pub struct ResourceNames {
 }
 
 impl ResourceNames {
-    /// All of them.
+    /// All five names.
     #[must_use]
     pub fn all(&self) -> [&str; 5] {
         let ResourceNames { count, memory, memory_percentage, cores, priority } = self;
@@ -90,7 +90,7 @@ impl Default for ResourceNames {
     }
 }
 
-/// Names that replace those of a device configuration. A name that is `None` stays as it is.
+/// Names that replace the names of a device configuration. A name that is `None` stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceOverrides {
     /// See [`ResourceNames::count`].

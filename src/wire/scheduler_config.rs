@@ -5,7 +5,7 @@ use crate::resource::ResourceNames;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A configuration with which kube-scheduler places the pods with this `schedulerName`, and calls the extender at this address for
-/// those that request these resources.
+/// pods that request these resources.
 ///
 /// kube-scheduler also counts the number of GPUs itself, so that it binds no pod to a node whose device plugin is not
 /// running. The other resources exist only in pods: no node offers them.

@@ -13,7 +13,7 @@ const MAX_NAME: usize = 64;
 /// Base class and subclass of a display controller (VGA), and of a 3D controller, which data centre GPUs are.
 const GPU_CLASSES: [u32; 2] = [0x0300, 0x0302];
 
-/// Whether the class of a PCI device is that of a GPU; the lowest byte is its programming interface.
+/// Whether the class of a PCI device is a GPU's; the lowest byte is its programming interface.
 #[must_use]
 pub fn is_gpu_class(class: u32) -> bool {
     GPU_CLASSES.contains(&(class >> 8))
@@ -27,7 +27,7 @@ pub fn hexadecimal(text: &[u8]) -> Option<u32> {
     if plain { u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok() } else { None }
 }
 
-/// The total of an AER file; `None` if the file has none, or two.
+/// The total of an AER file; `None` if the file has no total, or two.
 #[must_use]
 pub fn aer_total(text: &[u8]) -> Option<u64> {
     let lines = text.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"TOTAL_ERR_"));
@@ -40,8 +40,8 @@ pub fn aer_total(text: &[u8]) -> Option<u64> {
     totals.next().is_none().then_some(total)
 }
 
-/// A number, with white space around it. `None` for text, which the kernel writes where the hardware lacks the counter
-/// (`N/A (not available)`).
+/// A number, with white space around it. `None` for text, which the kernel writes if the hardware lacks the counter (`N/A (not
+/// available)`).
 #[must_use]
 pub fn counter(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();

@@ -60,7 +60,7 @@ impl Variables {
         let mut variables = Variables::default();
         for Variable { name, value, value_from } in env.and_then(read).unwrap_or_default().0 {
             let longest = value_from.map_or_else(|| variables.expanded(&value.0), |from| from.longest());
-            // A later variable may be missing where it is optional, and then the earlier one of the same name holds.
+            // A later variable may be missing if it is optional, and then the earlier variable of the same name holds.
             let known = variables.0.entry(name.0).or_default();
             *known = longest.max(*known);
         }
@@ -75,7 +75,7 @@ impl Variables {
                 rest = after.strip_prefix('$').unwrap_or(after);
                 continue;
             };
-            // Without an end of this reference there is none of a later one. The text may have a megabyte of beginnings.
+            // If this reference has no end, no later reference has an end. The text may have a megabyte of beginnings.
             let Some((name, after)) = name.split_once(')') else { break };
             longest = longest.saturating_add(self.0.get(name).copied().unwrap_or(UNSEEN));
             rest = after;

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// The versions of one node; empty if the Node does not give one.
+/// The versions of one node; empty if the Node does not give a version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct NodeVersions {
     /// Version of kubelet: `v1.34.9`.

@@ -235,7 +235,7 @@ impl ListPage<'_> {
         self.items.len()
     }
 
-    /// Decodes the objects, with an error for each one that cannot be read.
+    /// Decodes the objects, with an error for each object that cannot be read.
     pub fn objects<K: WatchedKind>(&self, kind: &K) -> impl Iterator<Item = ReadObject<K>> {
         self.items.iter().map(|item| one(item, kind))
     }

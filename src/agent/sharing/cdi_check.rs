@@ -33,7 +33,7 @@ pub(crate) struct CdiCheckResult {
     pub has: Option<bool>,
 }
 
-/// The containers that were checked, and those that are being checked.
+/// The containers that were checked or are being checked.
 #[derive(Debug, Default)]
 pub(crate) struct CdiChecks {
     running: BTreeSet<ContainerKey>,
@@ -73,8 +73,8 @@ impl CdiChecks {
         }
     }
 
-    /// Records that a container of this pod was seen without its devices. Returns whether the runtime now counts as one
-    /// that ignores CDI: containers in [`ENOUGH_NAMESPACES`] namespaces were without devices, and none had them.
+    /// Records that a container of this pod was seen without its devices. Returns whether the runtime now counts as
+    /// ignoring CDI: containers in [`ENOUGH_NAMESPACES`] namespaces were without devices, and no container had devices.
     pub(super) fn lacks(&mut self, pod: &PodRef) -> bool {
         if self.seen {
             return false;
@@ -85,7 +85,7 @@ impl CdiChecks {
         self.without.len() >= ENOUGH_NAMESPACES
     }
 
-    /// Records that a container was seen with its devices. Returns whether it is the first one.
+    /// Records that a container was seen with its devices. Returns whether it is the first such container.
     pub(super) fn has(&mut self) -> bool {
         self.without.clear();
         !std::mem::replace(&mut self.seen, true)

@@ -42,8 +42,8 @@ impl CdiFinder {
         CdiFinder { connection, node, cri_socket, registration }
     }
 
-    /// Asks the runtime until the agent ends, because the runtime may restart with another configuration. Asks for the
-    /// versions while they are unknown, and while CDI does not work, because an upgrade may enable it; else every five minutes.
+    /// Asks the runtime until the agent ends, because the runtime may restart with another configuration. Asks for the versions
+    /// while they are unknown, and while CDI does not work, because an upgrade may enable it; otherwise every five minutes.
     pub(crate) async fn run(self, known: watch::Sender<NodeCdi>) {
         let mut until_versions = 0_u32;
         loop {

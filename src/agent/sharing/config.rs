@@ -5,7 +5,7 @@ use model::id::NodeName;
 use sources::device_config;
 use wire::device_config::{ConfigWarning, DeviceConfig};
 
-/// Reads the configuration of this node, and logs the keys that the agent does not follow. It is read once, also where GPUs are not
+/// Reads the configuration of this node, and logs the keys that the agent does not follow. It is read once, even if GPUs are not
 /// shared: a file that a setting names must exist, and all parts of the agent must use the same names of resources.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ use wire::cdi::CdiVersion;
 use wire::device_config::{CorePolicy, DeviceConfig};
 use wire::{cdi, register};
 
-/// The shared devices of a view: every GPU, or its MIG instances where MIG is on.
+/// The shared devices of a view: every GPU, or its MIG instances if MIG is on.
 pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
     view.gpus
         .iter()
@@ -49,7 +49,7 @@ pub(crate) fn offers(gpu: &Gpu, config: &DeviceConfig) -> bool {
     !filtered(gpu, config) && gpu.is_offered(configured_memory(config))
 }
 
-/// The devices that the driver lists and the agent does not offer, except those that the configuration hides.
+/// The devices that the driver lists and the agent does not offer, except GPUs that the configuration hides.
 pub(super) fn withheld(view: &NodeView, config: &DeviceConfig) -> Vec<WithheldDevice> {
     let listed = view.gpus.iter().map(|gpu| &*gpu.gpu).filter(|gpu| !filtered(gpu, config));
     let of_gpu = |gpu: &Gpu| -> Vec<WithheldDevice> {
@@ -72,7 +72,7 @@ pub(super) fn withheld(view: &NodeView, config: &DeviceConfig) -> Vec<WithheldDe
     all
 }
 
-/// The memory that the device configuration states for GPUs whose driver reports none.
+/// The memory that the device configuration states for GPUs whose driver reports no memory.
 fn configured_memory(config: &DeviceConfig) -> Option<Bytes> {
     config.preconfigured_memory.map(|memory| memory.bytes())
 }

@@ -35,7 +35,7 @@ pub(super) struct HealthChange {
 }
 
 impl GpuHealthWatch {
-    /// Compares a view with the last one, and returns the changes. A new GPU that is healthy is not a change.
+    /// Compares a view with the previous view, and returns the changes. A new GPU that is healthy is not a change.
     pub(super) fn look(&mut self, view: &NodeView, at: &str) -> Vec<HealthChange> {
         let mut changes = Vec::new();
         let now: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)> =
@@ -66,7 +66,7 @@ impl GpuHealthWatch {
     }
 
     /// The devices that running pods hold and that have not been listed for long enough. `without` returns the devices
-    /// that running pods hold except the listed ones.
+    /// that running pods hold except the listed devices.
     pub(super) fn missing(
         &mut self,
         view: &NodeView,

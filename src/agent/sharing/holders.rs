@@ -82,7 +82,7 @@ impl HolderSources {
         }
     }
 
-    /// Takes the result of another thread's reading. Returns the entries; `None` if not all of them could be read.
+    /// Takes the result of another thread's reading. Returns the entries; `None` if not all entries could be read.
     pub(super) fn has_read(
         &mut self,
         read: Result<CheckpointEntries, String>,
@@ -207,7 +207,7 @@ impl HolderSources {
         self.listing.answered().await
     }
 
-    /// Takes an answer; returns the list to compare with the checkpoint, `None` if the kubelet gave none.
+    /// Takes an answer; returns the list to compare with the checkpoint, `None` if the kubelet gave no list.
     pub(super) fn take(&mut self, listed: Listed) -> Option<Arc<[ContainerDevices]>> {
         self.listing.take(listed)
     }

@@ -37,7 +37,7 @@ pub(crate) struct HostFindings {
 }
 
 impl HostFindings {
-    /// What containers lack because there is no CDI spec, and what to do about it. NVIDIA's runtime needs none.
+    /// What containers lack because there is no CDI spec, and what to do about it. NVIDIA's runtime needs no spec.
     pub(super) fn lacks(&self) -> Option<Arc<str>> {
         let folders = self.without_spec.as_ref().filter(|_| !self.runtime_injects)?;
         Some(
@@ -80,8 +80,8 @@ pub(super) struct HostWatcher {
 }
 
 impl HostWatcher {
-    /// Watches the CDI specs in these folders; a later folder has priority over an earlier one. Without a `cri_socket` the
-    /// runtime is not asked.
+    /// Watches the CDI specs in these folders; a later folder has priority over an earlier folder. Without a `cri_socket`
+    /// the runtime is not asked.
     pub(super) fn new(folders: Vec<PathBuf>, cri_socket: Option<CriSocket>) -> HostWatcher {
         let host = watch::channel(HostFindings::default()).0;
         let (reader, injection) = (ToolkitSpecReader::new(folders), DeviceInjection::default());
@@ -107,7 +107,7 @@ impl HostWatcher {
         self.host.subscribe()
     }
 
-    /// Looks once, because the edits of containers must be known before the first one starts.
+    /// Looks once, because the edits of containers must be known before the first container starts.
     pub(super) async fn first(&mut self) {
         self.ask_runtime().await;
         self.look_at_files().await;

@@ -35,7 +35,7 @@ impl fmt::Display for TicketHolder {
     }
 }
 
-/// The holder of exactly these ids; `None` if no source names a pod, or the sources name more than one.
+/// The holder of exactly these ids; `None` if no source names a pod, or the sources name several pods.
 pub(super) fn holder(
     ids: &[Arc<str>],
     checkpoint: &[CheckpointEntry],

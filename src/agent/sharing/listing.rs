@@ -81,7 +81,7 @@ impl Listed {
 }
 
 impl Listing {
-    /// Asks at this socket, about one resource.
+    /// A listing that asks at this socket about one resource.
     pub(super) fn new(path: PathBuf, resource: Arc<str>) -> Listing {
         let (sender, answers) = mpsc::channel(1);
         Listing {
@@ -148,7 +148,7 @@ impl Listing {
         });
     }
 
-    /// Takes an answer; returns the list to compare with the checkpoint, `None` if the kubelet gave none.
+    /// Takes an answer; returns the list to compare with the checkpoint, `None` if the kubelet gave no list.
     pub(super) fn take(&mut self, Listed { requested_at, answer }: Listed) -> Option<Arc<[ContainerDevices]>> {
         self.under_way = false;
         match answer {
@@ -170,7 +170,7 @@ impl Listing {
         }
     }
 
-    /// Takes the disagreements that were found; returns those that were found twice and are new.
+    /// Takes the disagreements that were found; returns new disagreements that were found twice.
     pub(super) fn disagree(&mut self, found: Vec<HolderDisagreement>) -> Vec<HolderDisagreement> {
         let (new, looks_again) = self.disagreements.take(found.into_iter().collect());
         if looks_again {

@@ -48,7 +48,7 @@ impl NodePods {
         let _ = pods.wait_for(Option::is_some).await.is_ok();
     }
 
-    /// Waits until there is a new list, and the pause after the last one is over.
+    /// Waits until there is a new list, and the pause after the last pass is over.
     pub(super) async fn changed(&mut self) {
         if Instant::now() < self.rests_until {
             sleep_until(self.rests_until).await;

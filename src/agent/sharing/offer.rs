@@ -71,7 +71,7 @@ impl DeviceOffer {
         &self.config
     }
 
-    /// Waits for the driver's first answer, after which the view has the node's GPUs or the reason why there are none.
+    /// Waits for the driver's first answer. Then the view has the node's GPUs, or says why it has no GPUs.
     pub(super) async fn is_known(&self) {
         // The channel does not close before the owner ends.
         let mut view = self.sources.view.clone();

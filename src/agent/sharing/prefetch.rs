@@ -188,8 +188,8 @@ impl SpecPrefetcher {
     }
 
     /// Writes the files that the next expected containers would get if they started now, decided on a copy of the state. The
-    /// containers that have waited longest come first; those for which an earlier try failed come last. Call this again when the
-    /// files are written.
+    /// containers that have waited longest come first; containers for which an earlier try failed come last. Call this again when
+    /// the files are written.
     pub(super) fn prepare(&mut self, allocator: &NodeAllocator, delivery: &Arc<DeviceDelivery>, now: Instant) {
         let Some((rows, _)) = self.rows.as_ref().filter(|_| !self.writing) else { return };
         let seen = |row: &CheckpointEntry| match self.expected.get(row.ticket.as_ref()?) {

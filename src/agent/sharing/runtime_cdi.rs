@@ -150,7 +150,7 @@ impl RuntimeCdi {
         self.checks.ended(key, has.is_some());
     }
 
-    /// Records that a container was seen with its devices. Returns whether it is the first one.
+    /// Records that a container was seen with its devices. Returns whether it is the first such container.
     pub(super) fn has_devices(&mut self) -> bool {
         let first = self.checks.has();
         if first {
@@ -160,7 +160,7 @@ impl RuntimeCdi {
     }
 
     /// Records that a container of this pod was seen without its devices. After enough such containers, the runtime
-    /// counts as one that ignores CDI devices, unless it reports that CDI is enabled.
+    /// counts as ignoring CDI devices, unless it reports that CDI is enabled.
     pub(super) fn lacks_devices(&mut self, pod: &PodRef) {
         let doubtful = self.finding.as_ref().is_some_and(|finding| finding.works() && !finding.announced);
         if self.checks.lacks(pod) && doubtful {

@@ -378,7 +378,7 @@ impl Sharing {
         }
     }
 
-    /// Notes what the pods hold, for the time when they are gone and their containers are not.
+    /// Notes what the pods hold, for the time when a pod is gone but its containers are not.
     fn note_holds(&mut self, pods: &PodList) {
         let listed = |pod: &Arc<Pod>| {
             let uid = pod.cgroup_uid().clone();

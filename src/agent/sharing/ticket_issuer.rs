@@ -61,7 +61,7 @@ impl TicketIssuer {
         self.keeper.journal.continues(journal);
     }
 
-    /// The tickets that may still get a holder; `None` while every ticket may still get one.
+    /// The tickets that may still get a holder; `None` while every ticket may still get a holder.
     pub(super) fn young(&mut self) -> Option<BTreeSet<Ticket>> {
         self.recent.young(clock::monotonic())
     }

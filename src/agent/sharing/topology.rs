@@ -4,7 +4,7 @@ use crate::settings::Topology;
 use sources::kubelet_config::{self, KubeletConfigError};
 use std::path::Path;
 
-/// The policy from the setting, else from the kubelet's file, else none.
+/// The policy from the setting, otherwise from the kubelet's file, otherwise no policy.
 pub(super) fn read(setting: Option<Topology>, kubelet_root: &Path) -> Topology {
     let policy = setting.or_else(|| of_file(kubelet_root)).unwrap_or(Topology::None);
     if policy == Topology::Aligned {

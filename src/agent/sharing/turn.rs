@@ -76,7 +76,7 @@ pub(super) fn enter(state_dir: &Path) -> io::Result<AgentPlace> {
 }
 
 impl AgentQueue {
-    /// Waits until this agent is the next one, and the previous agent is about to end or has ended.
+    /// Waits until this agent is the next agent, and the previous agent is about to end or has ended.
     ///
     /// # Errors
     /// When a file cannot be locked.

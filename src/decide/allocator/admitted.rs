@@ -41,7 +41,7 @@ impl NodeAllocator {
         pods.map(|gpu_pod| (gpu_pod.uid.clone(), stage(gpu_pod))).collect()
     }
 
-    /// The devices in the claim of a pod of which a container got devices; `None` if none did.
+    /// The devices in the claim of a pod of which a container got devices; `None` if no container did.
     #[must_use]
     pub fn devices_of_started(&self, uid: &PodUid) -> Option<BTreeSet<GpuUuid>> {
         let shares = self.ledger.get(uid).into_iter().flat_map(|claim| claim.claim.shares());
@@ -72,7 +72,7 @@ impl NodeAllocator {
         self.pods.by_uid.keys().any(|uid| self.waits(uid))
     }
 
-    /// Whether the kubelet has called `Allocate`, of this plugin or an earlier one, for each container that requests GPUs.
+    /// Whether the kubelet has called `Allocate`, of this or an earlier plugin, for each container that requests GPUs.
     fn has_asked(&self, gpu_pod: &GpuPod) -> bool {
         let mut requesting = gpu_pod.requests.iter().filter(|request| request.slots > 0);
         requesting.all(|request| {

@@ -8,7 +8,7 @@ use model::gpu_pod::GpuPod;
 use model::id::PodUid;
 use std::sync::Arc;
 
-/// The claim that holds for a pod, or the reason why there is none.
+/// The claim that holds for a pod, or the reason why there is no claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EffectiveClaim<'a> {
     /// The device shares.
@@ -22,7 +22,7 @@ pub(super) enum EffectiveClaim<'a> {
 }
 
 impl<'a> EffectiveClaim<'a> {
-    /// The device shares, where there are any.
+    /// The device shares, if there are any.
     pub(super) fn given(self) -> Option<&'a Claim> {
         match self {
             EffectiveClaim::Given(claim) => Some(claim),

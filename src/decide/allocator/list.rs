@@ -16,7 +16,7 @@ impl NodeAllocator {
     ///
     /// For a cordoned device that could take m more containers, m free slots are reported as unhealthy, its own slots
     /// first. The slots of the containers on it stay healthy. A device that another owner holds counts as cordoned, and
-    /// if no device may get new containers, all of them do.
+    /// if no device may get new containers, all devices do.
     #[must_use]
     pub fn list(&self) -> Vec<ListedSlot> {
         let mut list: Vec<ListedSlot> = self

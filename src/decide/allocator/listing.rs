@@ -90,7 +90,7 @@ impl NodeAllocator {
             pod: gpu_pod.uid.clone(),
             container: request.container.clone(),
         };
-        // Init containers that may have had these ids: not those that are known to have had other ids.
+        // Init containers that may have had these ids, without init containers that had other ids.
         let elsewhere = |holder: &ContainerKey| {
             self.tickets.held_by(holder).is_some_and(|known| issued.iter().all(|one| one.ticket != known.ticket))
         };

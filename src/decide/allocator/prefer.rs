@@ -83,7 +83,7 @@ impl NodeAllocator {
         requests.next()
     }
 
-    /// The devices of the first container that waits for its slots and requests `size` of them.
+    /// The devices of the first container that waits for its slots and requests `size` slots.
     pub(super) fn next_claim(&self, available: &[Slot], size: usize) -> Vec<GpuUuid> {
         let mut open = self.open(size);
         for given in self.given_since(available, size) {
@@ -123,7 +123,7 @@ impl NodeAllocator {
     }
 
     /// The tickets for `size` slots that were issued after the checkpoint was read last, each as the sorted list of the
-    /// devices of its slots. A ticket with a slot that the kubelet offers again is an old one and does not count.
+    /// devices of its slots. A ticket with a slot that the kubelet offers again is old and does not count.
     fn given_since(&self, available: &[Slot], size: usize) -> Vec<Vec<GpuUuid>> {
         let noted: BTreeSet<&str> = self.held.values().flat_map(|row| &row.ids).map(|id| &**id).collect();
         let mut newer: BTreeSet<Slot> = BTreeSet::new();

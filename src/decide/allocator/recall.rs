@@ -70,7 +70,7 @@ impl NodeAllocator {
         if in_file.is_empty() { now.to_vec() } else { in_file.to_vec() }
     }
 
-    /// Restores the claim that an earlier process made for a pod without one, from the slots in the agent's own
+    /// Restores the claim that an earlier process made for a pod without a claim, from the slots in the agent's own
     /// answers. If the setting now gives such pods no devices, each container must also have a limits file. The file
     /// proves that the container was given devices, or that its pod had a claim that was removed since.
     fn claim_of_own_answers(&self, gpu_pod: &GpuPod) -> Option<Claim> {

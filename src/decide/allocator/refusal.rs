@@ -90,7 +90,7 @@ pub enum ScarceResource {
 }
 
 impl Refusal {
-    /// Whether no later try can succeed: the pod must be deleted, and its controller creates a new one.
+    /// Whether no later try can succeed: the pod must be deleted, and its controller creates a new pod.
     #[must_use]
     pub fn for_good(&self) -> bool {
         matches!(self, Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)

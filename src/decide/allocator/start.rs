@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// One container with all that it gets. The kubelet's call does not show which of several containers with the same ids
-/// starts, so all of them are answered together.
+/// starts, so all of these containers are answered together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundContainer {
     /// The ticket to fill.
@@ -170,7 +170,7 @@ impl NodeAllocator {
     }
 
     /// Checks that a ticket can reach its container, and that devices which an earlier release gave at `Allocate` are
-    /// those of the container's claim.
+    /// the devices of the container's claim.
     fn confirmed(&self, bound: Vec<BoundContainer>) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
         let refused = |bound: &BoundContainer| match bound.early {
             false if self.policy.tickets_lost => Some(Refusal::WithoutCdi),
@@ -250,7 +250,7 @@ impl NodeAllocator {
     }
 
     /// The pod that holds these rows. Two pods can hold them only while the kubelet has not yet forgotten a finished
-    /// one.
+    /// pod.
     fn pod_of(&self, rows: &[&CheckpointEntry]) -> Option<PodUid> {
         let pods: BTreeSet<&PodUid> = rows.iter().map(|row| &row.holder.pod).collect();
         let live = |uid: &&&PodUid| self.pods.by_uid.get(**uid).is_some_and(|gpu_pod| !gpu_pod.finished);
@@ -282,8 +282,8 @@ impl NodeAllocator {
         self.may_share() || self.claims.given.contains_key(uid)
     }
 
-    /// Makes the claim of a pod without one: the devices of the slots that the kubelet chose, limited only where the
-    /// pod itself names a limit. A container whose slots are not known yet has no device share in it.
+    /// Makes a claim for a pod without a claim: the devices of the slots that the kubelet chose, limited only if the pod
+    /// itself names a limit. A container whose slots are not known yet has no device share in it.
     fn claim_of_slots(&self, gpu_pod: &GpuPod, checkpoint: &[CheckpointEntry]) -> Result<Claim, Refusal> {
         let before = self.claims.given.get(&gpu_pod.uid);
         let requests = gpu_pod.requests.iter().enumerate();
@@ -309,8 +309,8 @@ impl NodeAllocator {
         ids.iter().filter_map(|id| Slot::parse(id)).map(share).collect()
     }
 
-    /// Whether the claim fits alongside the claims of started pods. A started pod keeps what it holds: only what exceeds
-    /// that is judged again.
+    /// Whether the claim fits alongside the claims of started pods. A started pod keeps what it holds: only the excess
+    /// is judged again.
     pub(super) fn fits(&self, gpu_pod: &GpuPod, claim: &Claim) -> Result<(), Refusal> {
         let devices: BTreeSet<&GpuUuid> = claim.iter().flatten().map(|share| &share.device).collect();
         for device in devices {
@@ -324,7 +324,7 @@ impl NodeAllocator {
             {
                 return Err(Refusal::HeldByOther { device: device.clone(), holder: holder.clone() });
             }
-            // A container that had a limit and has none now demands the whole device.
+            // A container that has lost its limit demands the whole device.
             if lost(kept, claim, device, |share| share.memory.is_some()) {
                 requested.memory = gpu.memory.0;
             }
@@ -348,7 +348,7 @@ impl NodeAllocator {
     }
 }
 
-/// Whether a container that had a limit on `device` has none in the claim as it is now.
+/// Whether a container that had a limit on `device` has no limit in the present claim.
 fn lost(kept: &Claim, now: &Claim, device: &GpuUuid, limited: fn(&DeviceShare) -> bool) -> bool {
     kept.iter().zip(now).any(|(kept, now)| {
         let had = kept.iter().any(|share| share.device == *device && limited(share));

@@ -64,7 +64,7 @@ impl NodeAllocator {
     }
 
     /// Whether this agent, or an earlier process of it, may have given these ids to a container: there is a ticket for them,
-    /// or a file of limits of the container. Ids of HAMi's plugin look the same, and have neither.
+    /// or a file of limits of the container. Ids of HAMi's plugin look the same, but have neither a ticket nor such a file.
     #[must_use]
     pub fn may_have_given(&self, holder: &ContainerKey, ids: &[Arc<str>]) -> bool {
         self.claims.in_limits_files.contains_key(holder)
@@ -127,7 +127,7 @@ impl NodeAllocator {
                 NamedDevice::Unknown => unknown = true,
             }
         }
-        // Device nodes show the GPUs whatever their names are: each offered GPU has one.
+        // Device nodes show the GPUs whatever their names are: each offered GPU has a device node.
         if unknown && nodes.is_empty() && *own_resource && !self.names_known_devices(uid) {
             return self.devices.keys().cloned().collect();
         }

@@ -61,7 +61,7 @@ impl Tickets {
         self.held.get(holder).and_then(|ticket| self.by_ticket.get(ticket))
     }
 
-    /// Whether a container may have these ids by a ticket: one that it holds, or one of which the holder is not known.
+    /// Whether a container may have these ids by a ticket that it holds, or whose holder is not known.
     pub(super) fn may_be_of(&self, holder: &ContainerKey, ids: &[Arc<str>]) -> bool {
         self.iter().any(|issued| {
             issued.holder.as_ref().is_none_or(|known| known == holder) && ids.iter().all(|id| issued.ids.contains(id))

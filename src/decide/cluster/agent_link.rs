@@ -44,7 +44,7 @@ impl AgentLink {
     }
 
     /// How far the start of the pod with this name has come, as the agent reports it. An agent that does not know the pod yet may
-    /// see its first container: that tells nothing of its start.
+    /// see its first container, which says nothing about its start.
     pub(super) fn stage(&self, name: &PodUid) -> Option<PodStage> {
         let known = |pod: &&ReportedPod| pod.stage != PodStage::Ended || pod.processes() > 0;
         self.report.pods.get(name).filter(known).map(|pod| pod.stage)
@@ -55,7 +55,7 @@ impl AgentLink {
         self.report.pods.get(name).is_some_and(|pod| pod.processes() > 0)
     }
 
-    /// Whether the pod with this name has processes on a GPU by the newest report, or may start one at any moment.
+    /// Whether the pod with this name has processes on a GPU by the newest report, or may start a process at any moment.
     pub(super) fn runs(&self, name: &PodUid) -> bool {
         self.report.pods.get(name).is_some_and(|pod| pod.has_containers || pod.processes() > 0)
     }
@@ -63,8 +63,8 @@ impl AgentLink {
     /// Whether the newest report has a list of the processes on a device; `None` if the report does not name the
     /// device.
     ///
-    /// The reports of earlier releases name no MIG instance, so the leader does not know to which GPU an instance
-    /// belongs. In that case, an instance counts as having a list only if all GPUs of the node have one.
+    /// The reports of earlier releases name no MIG instance, so the leader does not know to which GPU an instance belongs. In
+    /// that case, an instance counts as having a list only if all GPUs of the node have a list.
     pub(super) fn has_list(&self, device: &GpuUuid) -> Option<bool> {
         let gpus = &self.report.gpus;
         match gpus.get(device) {

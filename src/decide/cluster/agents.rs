@@ -153,7 +153,7 @@ impl ClusterState {
     pub fn agents_at(&mut self, now: Monotonic) {
         self.find_silent(now);
         let late = |since: &Monotonic| now.since(*since) >= STREAM_BACK_WITHIN;
-        // Usually empty. After a network failure it may hold all nodes, each of them once.
+        // Usually empty. After a network failure it may hold all nodes, each once.
         if !self.closing.values().any(late) {
             return;
         }
@@ -230,8 +230,8 @@ impl ClusterState {
     }
 
     /// Whether a pod that has ended or is gone still holds its GPUs, because its agent sees processes or containers of the pod, or
-    /// does not know whether there are processes. Its claim is released when a report shows none. After `kubectl delete --force`
-    /// the containers run on for the grace period of the pod.
+    /// does not know whether there are processes. Its claim is released when a report shows neither processes nor containers. After
+    /// `kubectl delete --force` the containers run on for the grace period of the pod.
     pub(super) fn holds_after_end(&mut self, uid: &PodUid) -> bool {
         let node = self.locations.get(uid).and_then(|location| self.nodes.get_mut(&location.node));
         node.is_some_and(|node| {
@@ -280,16 +280,16 @@ impl ClusterState {
         }
     }
 
-    /// The same after a pod of the node became known. A new pod can only be the owner of processes that had none, so this does
-    /// nothing if no GPU has such processes.
+    /// Like [`ClusterState::find_used_gpus`], after a pod of the node became known. A new pod can only be the owner of processes
+    /// without an owner, so this does nothing if no GPU has such processes.
     pub(super) fn may_explain(&mut self, name: &NodeName) {
         if self.nodes.get(name).is_some_and(NodeClaims::is_in_use) {
             self.find_used_gpus(name);
         }
     }
 
-    /// Whether the API server shows why the pod that a report names may have processes on GPUs: the pod holds GPUs of the node,
-    /// or it runs there and requests none. A running pod that requests no GPU is treated like a host process.
+    /// Whether the API server shows why the pod that a report names may have processes on GPUs: the pod holds GPUs of the node, or
+    /// it runs there and requests no GPU. A running pod that requests no GPU is treated like a host process.
     fn is_explained(&self, node: &NodeClaims, named: &PodUid) -> bool {
         node.static_pods().meant(named).any(|uid| {
             let location = self.locations.get(uid).map(|location| &location.node);

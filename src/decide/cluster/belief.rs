@@ -20,7 +20,7 @@ pub struct AgentBelief {
 }
 
 impl NodeClaims {
-    /// The stream of the agent; `None` if the agent has never opened one to this leader.
+    /// The stream of the agent; `None` if the agent has never opened a stream to this leader.
     #[must_use]
     pub fn agent_belief(&self, now: Monotonic) -> Option<AgentBelief> {
         let link = self.agent()?;

@@ -21,7 +21,7 @@ const JUDGED: usize = 8;
 pub(super) const MOST_EXPECTED: usize = 256;
 
 impl ClusterState {
-    /// The devices of a node as this pod may use them; `None` if they are those of the node as it is.
+    /// The devices of a node as this pod may use them; `None` if no pod changes what it may use.
     pub(super) fn devices_for(&self, request: &PlacementRequest, node: &NodeClaims) -> Option<PlacementNode> {
         let beside = self.beside_nominated(request, node);
         let of_gang = self.devices_beside_gang(request, beside.as_ref().unwrap_or(node));
@@ -68,9 +68,9 @@ impl ClusterState {
     }
 }
 
-/// The verdicts about those of the nodes that have less room for this pod than their claims leave. They replace the kept verdicts,
-/// which are the same for all pods with the same request. `fitting` are the nodes of the call that fit by their claims: there is never
-/// more room on one that does not.
+/// The verdicts about the nodes that have less room for this pod than their claims leave. They replace the kept verdicts, which are
+/// the same for all pods with the same request. `fitting` are the nodes of the call that fit by their claims; other nodes never have
+/// more room.
 pub(super) fn verdicts<'a>(
     state: &impl StateAccess,
     request: &PlacementRequest,

@@ -131,9 +131,9 @@ impl ClusterState {
     }
 
     /// The order of a reservation again, with the epoch of this term. `None` if the order must not be written now: the pod has no
-    /// reservation; the pod is gone and its processes still run; its node takes no new claims; or another leader has meanwhile
-    /// placed pods that leave no room for it. If the Node is gone, the order is still written, because the node may never open
-    /// again: Kubernetes then deletes the pod together with the other pods of that node.
+    /// reservation; the pod is gone and its processes still run; its node takes no new claims; or another leader has since placed
+    /// pods that leave no room for it. If the Node is gone, the order is still written, because the node may never open again:
+    /// Kubernetes then deletes the pod together with the other pods of that node.
     #[must_use]
     pub fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
         let location = self.locations.get(uid)?;

@@ -95,7 +95,7 @@ fn burst(policy: NodePolicy, latest: u64, (sizes, nodes): (&[u64], u32), seed: u
     let mut queue: VecDeque<(usize, PlacementRequest)> =
         pods(sizes, free, &mut numbers).into_iter().map(|pod| (0, pod)).collect();
     // Binds that have not arrived yet, and bound pods that the watch has not shown yet. The number is the call before
-    // which each of them arrives.
+    // which the bind arrives.
     let mut binds: Vec<(u64, PlacementRequest, NodeName)> = Vec::new();
     let mut shown: Vec<(u64, BoundPod)> = Vec::new();
     let (mut result, mut call) = (Burst { free: [free, 0], ..Burst::default() }, 0_u64);

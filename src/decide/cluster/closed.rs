@@ -223,8 +223,8 @@ impl BlockingPods {
         &self.unknown
     }
 
-    /// Sets what is known of a pod whose claim is not known; `None` if the claim is known or the pod has none. Returns whether that
-    /// changes anything.
+    /// Sets what is known of a pod whose claim is not known; `None` if the claim is known or the pod has no claim. Returns whether
+    /// that changes anything.
     pub(super) fn unknown_is(&mut self, uid: &PodUid, claim: Option<UnknownClaim>) -> bool {
         if self.unknown.get(uid).copied() == claim {
             return false;
@@ -273,9 +273,9 @@ impl BlockingPods {
 }
 
 /// The newest pod of another scheduler, if this scheduler had placed a pod here before: both place pods here. If two schedulers
-/// place pods on one node, at least one of them closes it. Pods that were there when this scheduler took over are older and do
-/// not close the node, even those under a former name of its Lease. If a time cannot be read, the node is closed, because nothing
-/// shows which pod is older.
+/// place pods on one node, at least one of them closes it. Pods that were there when this scheduler took over are older and do not
+/// close the node, even under a former name of its Lease. If a time cannot be read, the node is closed, because nothing shows which
+/// pod is older.
 fn intruder(origins: &BTreeMap<PodUid, ClaimOrigin>) -> Option<ClosedReason> {
     let own = |origin: &ClaimOrigin| match origin {
         ClaimOrigin::Own(at) => Some(at.unwrap_or(WallTime(0))),

@@ -46,7 +46,7 @@ impl ClusterState {
         }
     }
 
-    /// Sets which scheduler wrote the claim of a pod that [`ClusterState::pod_is`] has shown; `None` if no scheduler wrote one.
+    /// Sets which scheduler wrote the claim of a pod that [`ClusterState::pod_is`] has shown; `None` if no scheduler wrote it.
     pub fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
         let Some(node) = self.locations.get(uid).map(|location| location.node.clone()) else { return };
         if let Some(claims) = self.nodes.get_mut(&node) {

@@ -95,10 +95,10 @@ pub struct ExplainedScore {
     pub check: CheckResult,
 }
 
-/// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best. Until the
-/// pod is bound, filtered again or gone, the proposal counts in the scores of other pods, and like a claim for members
-/// of the pod's gang. Room that evictions make for a nominated pod is kept for it. A pod whose bind has no known outcome
-/// fits only the node where it may be bound. Two calls at the same moment may propose the same node.
+/// Decides which of these nodes fit the pod, names the best nodes, and leaves a proposal on the very best. Until the pod is
+/// bound, filtered again or gone, the proposal counts in the scores of other pods, and like a claim for members of the pod's
+/// gang. Room that evictions make for a nominated pod is kept for it. A pod whose bind has no known outcome fits only the
+/// node where it may be bound. Two calls at the same moment may propose the same node.
 pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
     let begun = state.with(|state| {
         state.nominations_at(now);
@@ -126,7 +126,7 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
     // Most calls name a node, and looking up thousands of names takes a tenth of a millisecond.
     let refused_by = best.is_none().then(|| survey.places(nodes));
     let bound = state.with(|state| {
-        // The pod may have been bound or filtered again meanwhile.
+        // The pod may have been bound or filtered again in between.
         if let Some(verdict) = state.placed(&request, nodes, now) {
             return Some(verdict);
         }
@@ -203,7 +203,7 @@ fn ranked(
     verdict
 }
 
-/// The place of the best named node. Of equal nodes it is the first by name, whatever the order in the call.
+/// The place of the best named node; among equal nodes, the first by name, whatever the order in the call.
 fn proposed(named: &[(usize, &Judged)], nodes: &[&str]) -> Option<usize> {
     let best = named.iter().map(|(_, judged)| judged.suitability).max()?;
     let best = named.iter().filter(|(_, judged)| judged.suitability == best).map(|(place, _)| *place);
@@ -232,7 +232,7 @@ fn only(location: &PodLocation, nodes: &[&str]) -> FilterVerdict {
 }
 
 impl ClusterState {
-    /// The verdict for a pod that may be bound already; `None` for another one.
+    /// The verdict for a pod that may be bound already; `None` for other pods.
     fn placed(&mut self, request: &PlacementRequest, nodes: &[&str], now: Monotonic) -> Option<FilterVerdict> {
         let verdict = only(self.locations.get(&request.uid)?, nodes);
         let fits = !verdict.fit.is_empty();
@@ -255,7 +255,7 @@ impl ClusterState {
         let comes_back = self.pending.contains_key(&request.uid) || self.unbound.has(&request.uid);
         let most = match self.rules.node_choice {
             NodeChoice::Extender => 1,
-            // The next member must see where this one goes.
+            // The next member must see where this member goes.
             NodeChoice::Scheduler if request.gang.is_some() && !comes_back => 1,
             NodeChoice::Scheduler if request.prefers_nodes || comes_back => usize::MAX,
             NodeChoice::Scheduler => self.rules.answered_nodes.most(asked),

@@ -43,7 +43,8 @@ impl Gangs {
 }
 
 impl ClusterState {
-    /// The devices of a node, on which the expected members of the pod's gang count like claims; `None` if there are none.
+    /// The devices of a node, on which the expected members of the pod's gang count like claims; `None` without such
+    /// members.
     pub(super) fn devices_beside_gang(&self, request: &PlacementRequest, node: &NodeClaims) -> Option<PlacementNode> {
         node.devices_with(self.gangs.of(request)?)
     }

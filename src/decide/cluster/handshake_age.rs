@@ -47,7 +47,7 @@ impl HandshakeAge {
         self.since = self.since.map(|since| since.after(unwatched));
     }
 
-    /// Whether it has been the same for too long.
+    /// Whether the handshake has been the same for too long.
     pub(super) fn is_stale(&self) -> bool {
         self.is_stale
     }

@@ -49,7 +49,7 @@ impl Call {
                 state.with(|state| {
                     let uid = request(n).uid;
                     let kept = state.keeps_room_for_another(&uid, &name(0));
-                    // It is refused where the other pod has the GPU, or the pod is gone.
+                    // It is refused if the other pod has the GPU, or the pod is gone.
                     let bound = state.bind(&uid, &name(0)).is_ok();
                     assert!(!(kept && bound), "the room is kept for the nominated pod");
                 });
@@ -89,7 +89,7 @@ fn check_gpu(state: &ClusterState) {
 
 #[test]
 fn no_order_of_steps_leaves_a_proposal_of_a_pod_that_is_bound_or_gone_or_gives_a_gpu_twice() {
-    // kube-scheduler has given up the first call for a pod, and asks again; the other pod is deleted meanwhile.
+    // kube-scheduler has given up the first call for a pod, and asks again, while the other pod is deleted.
     let calls = [Call::Filter(1), Call::FilterAndBind(1), Call::FilterAndBind(2), Call::Gone(2)];
     in_many_orders(calls, |state| {
         let second = request(2).uid;
@@ -100,7 +100,7 @@ fn no_order_of_steps_leaves_a_proposal_of_a_pod_that_is_bound_or_gone_or_gives_a
 
 #[test]
 fn no_order_of_steps_gives_the_room_of_a_nominated_pod_to_a_pod_of_lower_priority_or_leaves_any_of_it_kept() {
-    // Others were evicted for the first pod, and it is tried again; the second pod, of lower priority, is tried meanwhile.
+    // Others were evicted for the first pod, and it is tried again, while the second pod, of lower priority, is tried.
     let calls = [Call::Nominated(1), Call::FilterAndBind(2), Call::Filter(1), Call::FilterAndBind(1)];
     in_many_orders(calls, |state| {
         check_gpu(state);

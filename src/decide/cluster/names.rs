@@ -4,8 +4,8 @@ use foldhash::fast::RandomState;
 use model::id::NodeName;
 use std::collections::HashMap;
 
-/// Values by the name of their node. For a name of 15 bytes the hash takes a third of the time of the standard hash. Everybody who
-/// may create pods can write any node name into a pod, so the hash has random parts: nobody can prepare names that collide.
+/// Values by the name of their node. For a name of 15 bytes the hash takes a third of the time of the standard hash. Anyone who
+/// may create pods can write any node name into a pod, so the hash has random parts against prepared names that collide.
 pub(super) type ByName<T> = HashMap<NodeName, T, RandomState>;
 
 #[cfg(test)]

@@ -117,7 +117,7 @@ impl NodeClaims {
         &self.ledger
     }
 
-    /// What the claims take of each of its devices, without those of which nothing is taken.
+    /// How much the claims take of each of its devices, without devices of which nothing is taken.
     #[must_use]
     pub fn assumed(&self) -> Vec<AssumedDevice> {
         let taken = self.devices.devices.iter().filter(|device| device.claimed != DeviceDemand::default());
@@ -189,7 +189,7 @@ impl NodeClaims {
         }
     }
 
-    /// Why the node takes no new claims, if its agent has no stream. A node that registers no GPU takes none anyway.
+    /// Why the node takes no new claims, if its agent has no stream. A node that registers no GPU takes no claims anyway.
     fn closed_without_stream(&self) -> Option<ClosedReason> {
         if self.returns {
             return Some(ClosedReason::AgentAway);
@@ -260,11 +260,11 @@ impl NodeClaims {
         BeyondClaims::of(Bytes(capacity.memory), reported_memory(gpu), pods.iter().copied(), self.margin)
     }
 
-    /// What a pod claims of a device, and what its processes use of it.
+    /// How much a pod claims of a device, and how much its processes use.
     fn claimed_use(&self, uid: &PodUid, device: &GpuUuid) -> ClaimedUse {
         let claimed = self.ledger.get(uid).map(|claim| claim.demand(device).memory).unwrap_or_default();
         let mut uses = self.reported_pods(uid).filter_map(|pod| pod.uses.get(device));
-        // Containers of a pod that is gone are reported with the devices of its claim, also where they have no process.
+        // Containers of a pod that is gone are reported with the devices of its claim, even without a process.
         let memory = |used: &ReportedUse| if used.processes == 0 { Some(Bytes(0)) } else { used.memory_used.get() };
         let used = uses.try_fold(0_u64, |sum, used| Some(sum.saturating_add(memory(used)?.0)));
         ClaimedUse { claimed, used }
@@ -342,8 +342,8 @@ impl NodeClaims {
     /// Whether the agent refuses every start of the pod, or will do so. Then the pod holds no GPU. An agent that refuses pods
     /// without a claim also refuses a claim on a device that its node does not have.
     ///
-    /// A container that requests no GPU runs all the same, and may open GPUs by `NVIDIA_VISIBLE_DEVICES`. Its processes count as
-    /// those of a pod that requests none, as long as the API server shows that no container with a request has run.
+    /// A container that requests no GPU runs all the same, and may open GPUs by `NVIDIA_VISIBLE_DEVICES`. Its processes count like
+    /// processes of a pod that requests no GPU, as long as the API server shows that no container with a request has run.
     fn holds_none(&self, uid: &PodUid, claim: UnknownClaim) -> bool {
         match self.stage(uid) {
             Some(PodStage::Refused) => claim == UnknownClaim::NotStarted || !self.has_processes(uid),
@@ -355,9 +355,9 @@ impl NodeClaims {
         }
     }
 
-    /// The pods whose claim is not known and that the agent's report may name, if the agent refuses all others of them that have not
-    /// started. `None` if it does not, or if it is less work to look at all of them. A pod is known by its UID or its hash: of those with
-    /// one hash that are not named by their UIDs, what holds for one holds for all.
+    /// The pods with an unknown claim that the agent's report may name, if the agent refuses all other such pods that have not
+    /// started. `None` if it does not, or if looking at all of them is less work. A pod is known by its UID or its hash: what holds
+    /// for one pod of a hash that is not named by its UID holds for all.
     fn reported_unknown(&self) -> Option<impl Iterator<Item = &PodUid>> {
         let link = self.agent.as_ref().filter(|link| link.report.refuses_unclaimed)?;
         let (reported, unknown) = (&link.report.pods, self.blocking_pods.unknown());
@@ -399,8 +399,8 @@ impl NodeClaims {
         self.agent.as_ref().is_some_and(|link| self.static_pods.names(uid).any(|name| link.runs(name)))
     }
 
-    /// Whether processes of a pod may be on the GPUs that it claims: the pod runs, or the agent has no list of the processes on
-    /// one of the GPUs. A missing list does not mean that there are none: an agent that has just started, or whose driver hangs,
+    /// Whether processes of a pod may be on the GPUs that it claims: the pod runs, or the agent has no list of the processes on one
+    /// of the GPUs. A missing list does not mean that there are no processes: an agent that has just started, or whose driver hangs,
     /// sees no process.
     pub(super) fn may_run(&self, uid: &PodUid) -> bool {
         self.runs(uid) || self.claimed_by(uid).iter().any(|device| self.lacks_list(device))
@@ -433,8 +433,8 @@ impl NodeClaims {
         }
     }
 
-    /// The pods with a claim for which the kubelet has not called `Allocate` yet, as far as the agent has reported. It never will for
-    /// one that has ended.
+    /// The pods with a claim for which the kubelet has not called `Allocate` yet, as far as the agent has reported. For a pod that
+    /// has ended it never will.
     pub(super) fn awaited(&self) -> impl Iterator<Item = &PodUid> {
         let asked = |uid: &PodUid| self.stage(uid).is_some_and(|stage| stage != PodStage::Waiting);
         let waits = self.ledger.claims().filter(move |(uid, claim)| claim.state != ClaimState::Started && !asked(uid));
@@ -464,7 +464,7 @@ impl NodeClaims {
             return None;
         }
         let listed = |device: &GpuUuid| self.devices.devices.iter().any(|one| one.uuid == *device);
-        // The agent knows a device that it reports, even one that is divided into instances.
+        // The agent knows a device that it reports, even a device that is divided into instances.
         let withdrawn = |device| {
             let report = self.agent.as_ref().map(|link| &link.report);
             report.is_some_and(|report| report.withdrawn.contains(device) || report.gpus.contains_key(device))
@@ -496,7 +496,7 @@ impl NodeClaims {
         !self.in_use.is_empty()
     }
 
-    /// Lets the devices that processes of pods without a claim use count as free, to find out what fits once these have ended.
+    /// Lets devices that processes of pods without a claim use count as free, to find out what fits when these have ended.
     pub(super) fn ignore_use(&mut self) {
         for device in self.devices.devices.iter_mut().filter(|device| device.fitness == DeviceFitness::InUse) {
             device.fitness = DeviceFitness::Fit;
@@ -665,7 +665,7 @@ impl NodeClaims {
         }
     }
 
-    /// The claim of this pod is known, or the pod has none.
+    /// The claim of this pod is known, or the pod has no claim.
     pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
         if self.blocking_pods.unknown_is(uid, None) {
             self.version.changes();
@@ -673,7 +673,7 @@ impl NodeClaims {
         }
     }
 
-    /// Sets which scheduler wrote the claim of this pod; `None` if no scheduler wrote one.
+    /// Sets which scheduler wrote the claim of this pod; `None` if no scheduler wrote it.
     pub(super) fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
         if self.blocking_pods.origin(uid) != origin.as_ref() {
             self.blocking_pods_mut().origin_is(uid, origin);

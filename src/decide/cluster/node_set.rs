@@ -46,7 +46,7 @@ impl NodeSet {
         self.0.iter_mut().zip(other.0).for_each(|(word, more)| *word |= more);
     }
 
-    /// The places of the nodes that are in this set and, if there is one, also in the other; in order.
+    /// The places of the nodes that are in this set and, if `other` is given, in both sets; in order.
     pub(super) fn both<'a>(&'a self, other: Option<&'a NodeSet>) -> impl Iterator<Item = usize> + 'a {
         let word = move |(at, word): (usize, &u64)| {
             let other = other.map_or(u64::MAX, |other| other.0.get(at).copied().unwrap_or(0));

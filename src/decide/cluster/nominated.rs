@@ -160,8 +160,8 @@ impl NominatedPods {
         self.now.since(nomination.since) < ROOM_WITHIN
     }
 
-    /// The pods that get room on this node before this pod, in their order: those of higher priority, and those of the same
-    /// priority unless this pod was nominated to the node earlier.
+    /// The pods that get room on this node before this pod, in their order: pods of higher priority, and pods of the same priority
+    /// unless this pod was nominated to the node earlier.
     fn before(&self, request: &PlacementRequest, node: &NodeName) -> Vec<&Nomination> {
         let here = |uid: &PodUid| self.waiting.get(uid).filter(|one| one.node == *node && self.counts(one));
         let own = here(&request.uid).map(Nomination::turn);
@@ -230,8 +230,8 @@ impl ClusterState {
 
     /// The pod watch shows, in this version of a pod, the node to which kube-scheduler has nominated it; `None` if there is no such
     /// node, or the pod does not wait for it any more. The watch does not show what the pod requests, so the nomination counts only
-    /// where evictions were offered. Pods are also nominated to nodes on which they are only expected, for example while they wait
-    /// at Permit: those get no room kept.
+    /// if evictions were offered there. Pods are also nominated to nodes on which they are only expected, for example while they
+    /// wait at Permit: for such pods no room is kept.
     pub fn nomination_is(&mut self, uid: &PodUid, node: Option<&NodeName>, version: Option<u64>, now: Monotonic) {
         let own = self.nominated.waiting.get(uid);
         let Some(node) = node else {
@@ -268,7 +268,7 @@ impl ClusterState {
         self.nominated.on_node.keys().filter(|node| !self.nominated.before(request, node).is_empty())
     }
 
-    /// A copy of a node on which the pods count like claims that get room there before this pod; `None` if there are none.
+    /// A copy of a node on which the pods that get room there before this pod count like claims; `None` if there are no such pods.
     pub(super) fn beside_nominated(&self, request: &PlacementRequest, node: &NodeClaims) -> Option<NodeClaims> {
         // A pod that has a claim by now counts by its claim.
         let waits = |one: &&Nomination| !self.locations.contains_key(&one.request.uid);
@@ -286,7 +286,7 @@ impl ClusterState {
         Some(beside)
     }
 
-    /// The GPUs that a nominated pod is expected to get on a node: free GPUs, or else GPUs that become free. `None`: it gets no
+    /// The GPUs that a nominated pod is expected to get on a node: free GPUs, otherwise GPUs that become free. `None`: it gets no
     /// room there, so nothing is kept for it.
     fn expected_gpus(&self, request: &PlacementRequest, node: &NodeClaims) -> Option<Claim> {
         let on = |node: &NodeClaims| place(request, node.devices(), &self.rules.placement, CountedClaims::Claims);
@@ -294,7 +294,7 @@ impl ClusterState {
         Some(placement.claim)
     }
 
-    /// A copy of a node without the pods that will release their GPUs there: those that have ended, are being deleted, or are
+    /// A copy of a node without the pods that will release their GPUs there: pods that have ended, are being deleted, or are
     /// evicted for this pod. Processes of pods without a claim end too: a leader that has won since then has never seen the claim
     /// of the evicted pod, only its processes.
     pub(super) fn after_ends(&self, request: &PlacementRequest, node: &NodeClaims) -> NodeClaims {

@@ -299,7 +299,7 @@ impl OrderStages {
                 return None;
             }
             // A repeated write has the epoch of the current term. It happens only if the claims that another leader has
-            // written meanwhile leave room for the order.
+            // written since leave room for the order.
             Purpose::Gpus(_) if self.begun => {
                 state.agents_at(now);
                 state.order_again(&self.order.uid)

@@ -32,7 +32,7 @@ thread_local! {
     static PLANTED: std::cell::Cell<Option<PlantedMistake>> = const { std::cell::Cell::new(None) };
 }
 
-/// Plants a mistake into the decisions of this thread, in place of an earlier one.
+/// Plants a mistake into the decisions of this thread, in place of an earlier mistake.
 #[cfg(feature = "simulation")]
 pub fn plant(mistake: Option<PlantedMistake>) {
     PLANTED.set(mistake);
@@ -50,8 +50,8 @@ pub(super) const fn planted(_: PlantedMistake) -> bool {
     false
 }
 
-/// The devices among which a bind chooses. With the mistake [`PlantedMistake::BindTrustsFilter`] they are those of the pod's
-/// proposal, as if nothing was claimed of them.
+/// The devices among which a bind chooses. With the mistake [`PlantedMistake::BindTrustsFilter`] they are the devices of the
+/// pod's proposal, as if nothing was claimed of them.
 pub(super) fn devices_of_bind<'a>(
     devices: &'a PlacementNode,
     proposal: Option<&[(GpuUuid, DeviceDemand)]>,

@@ -102,7 +102,7 @@ impl ClusterState {
         true
     }
 
-    /// Whether there is an entry for this node, or there may be one more. Everyone who may create pods can bind them to any number of
+    /// Whether there is an entry for this node, or room for another entry. Anyone who may create pods can bind them to any number of
     /// Nodes that do not exist. Such names get no more entries than there may be Nodes.
     pub(super) fn has_place(&self, name: &NodeName) -> bool {
         self.nodes.len() < MAX_CLUSTER_NODES || self.nodes.contains_key(name)
@@ -141,8 +141,8 @@ impl ClusterState {
         }
     }
 
-    /// Sets whether there are pods that request GPUs, have no claim and are not followed. It is not known on which nodes they are, so
-    /// they close all nodes where such a pod may start. Call it before [`ClusterState::pod_is_left_out`].
+    /// Sets whether there are pods that request GPUs, have no claim and are not followed. Their nodes are not known, so they close
+    /// all nodes on which such a pod may start. Call it before [`ClusterState::pod_is_left_out`].
     pub fn leaves_out_unproven_pods(&mut self, any: bool) {
         if self.unproven_left_out == any {
             return;
@@ -200,7 +200,7 @@ impl ClusterState {
         let unproven = self.unproven_left_out;
         self.nodes.entry(name.clone()).or_insert_with(|| {
             *numbered += 1;
-            // If no place is free, the nodes fill all places before this one.
+            // If no place is free, the nodes fill all places before `next`.
             let version = CountedVersion::new(*numbered, places.pop().unwrap_or(next), changes);
             Arc::make_mut(versions).insert(name.clone(), version.shared());
             let mut node = NodeClaims::named(name.clone(), version, margin);

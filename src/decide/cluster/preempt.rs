@@ -86,7 +86,7 @@ impl ClusterState {
         self.locations.get(uid).is_some_and(|location| location.is_being_deleted)
     }
 
-    /// The deletion of a pod was requested; `false`: it was not. The pod keeps its GPUs until it has ended.
+    /// Sets whether the deletion of a pod was requested. The pod keeps its GPUs until it has ended.
     pub fn pod_is_being_deleted(&mut self, uid: &PodUid, is_being_deleted: bool) {
         if let Some(location) = self.locations.get_mut(uid) {
             location.is_being_deleted = is_being_deleted;

@@ -4,7 +4,7 @@ use crate::placement::Fill;
 use model::placement::NodePolicy;
 
 /// How well a node suits a pod: larger is better. It is one number, because a call sorts thousands of them. The highest
-/// bit says whether the memory that the pod requests is really free. The next one says whether the pod also fits if all
+/// bit says whether the memory that the pod requests is really free. The next bit says whether the pod also fits if all
 /// pods that the filter expects on the node are bound there. The other bits say how full or empty the node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Suitability(u64);

@@ -41,7 +41,7 @@ impl RecentScores {
     }
 }
 
-/// The scores of these nodes, in their order; 0 for a node that has none.
+/// The scores of these nodes, in their order; 0 for a node without a score.
 pub(super) fn in_order(scores: &[(Box<str>, i64)], nodes: &[&str]) -> Vec<i64> {
     let by_name: HashMap<&str, i64, RandomState> = scores.iter().map(|(name, score)| (&**name, *score)).collect();
     nodes.iter().map(|name| by_name.get(name).copied().unwrap_or(0)).collect()

@@ -109,7 +109,7 @@ fn amounts(demand: DeviceDemand) -> String {
     }
 }
 
-/// The products that the pod accepts, and those that these nodes have.
+/// The products that the pod accepts, and the products that these nodes have.
 fn type_mismatch<'a>(selection: &GpuSelection, nodes: impl Iterator<Item = &'a NodeClaims>) -> Option<String> {
     let devices = nodes.flat_map(|node| &node.devices().devices);
     let other = devices.filter(|device| !accepts_kind(selection, &device.kind));
@@ -137,7 +137,7 @@ fn kind(selection: &GpuSelection, device: &PlacementDevice) -> String {
     }
 }
 
-/// The UUIDs that the pod accepts or avoids, and whether these nodes have any of those that it accepts.
+/// The UUIDs that the pod accepts or avoids, and whether these nodes have any accepted UUID.
 fn uuid_mismatch<'a>(selection: &GpuSelection, nodes: impl Iterator<Item = &'a NodeClaims>) -> String {
     let mut devices = nodes.flat_map(|node| &node.devices().devices);
     let GpuSelection { use_uuids, avoid_uuids, .. } = selection;

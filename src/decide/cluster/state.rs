@@ -114,7 +114,7 @@ pub(super) struct PodLocation {
     pub(super) is_being_deleted: bool,
 }
 
-/// The nodes, claims and proposals of the cluster. One lock protects all of it, because a decision reads and changes most
+/// The nodes, claims and proposals of the cluster. One lock protects the whole state, because a decision reads and changes most
 /// of it in one step. Each file of this module has the methods for one job.
 #[derive(Debug)]
 pub struct ClusterState {
@@ -195,8 +195,8 @@ impl NodeNames {
         self.0.contains_key(name)
     }
 
-    /// The names with the versions of the nodes now, in no order. The version of a node changes with its claims and with what its
-    /// Node says, and is never that of an earlier node.
+    /// The names with the versions of the nodes now, in no order. The version of a node changes with its claims and with its
+    /// Node, and is never the version of an earlier node.
     pub fn versions(&self) -> impl Iterator<Item = (&NodeName, (u64, u64))> {
         self.0.iter().map(|(name, version)| (name, version.numbers()))
     }
@@ -324,7 +324,7 @@ impl ClusterState {
         self.nominated.remove(uid);
     }
 
-    /// Removes the proposal of a pod and what is remembered of its filter call.
+    /// Removes the proposal of a pod and the memory of its filter call.
     pub(super) fn forget_proposal(&mut self, uid: &PodUid) -> Option<PlacementRequest> {
         let pending = self.pending.remove(uid)?;
         self.pending_bytes -= pending.bytes;

@@ -11,7 +11,7 @@ use model::id::PodUid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The static pods of one node, and all others that look like them. Everyone who may create pods may make them very many, so copies
+/// The static pods of one node, and all pods that look like static pods. Anyone who may create pods can create very many, so copies
 /// of a node share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StaticPods(Arc<Hashes>);

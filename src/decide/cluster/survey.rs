@@ -94,7 +94,7 @@ impl ClusterState {
         Ok((Judged { suitability, terms: placement.terms, check: placement.check }, placement))
     }
 
-    /// The verdicts about these nodes: those that other calls have made since the survey, and new ones, which are kept.
+    /// The verdicts about these nodes: verdicts that other calls have made since the survey, and new verdicts, which are kept.
     fn judge_all(&mut self, request: &PlacementRequest, signature: &Signature, names: &[&str]) -> Vec<MadeVerdict> {
         let kept = self.verdicts.of(signature);
         let judged = |name: &&str| {
@@ -137,7 +137,7 @@ impl Survey {
         Verdicts { kept, made }
     }
 
-    /// The places of these nodes, of those that are known.
+    /// The places of these nodes, as far as the nodes are known.
     pub(super) fn places(&self, nodes: &[&str]) -> NodeSet {
         nodes.iter().filter_map(|name| self.versions.get(*name)).map(|version| version.place()).collect()
     }

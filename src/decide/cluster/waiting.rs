@@ -24,7 +24,7 @@ pub(super) const MOST: usize = 20_000;
 /// Maximum number of sets of nodes among which a call looks for an equal set. The calls for most pods name the same nodes.
 const SETS: usize = 8;
 
-/// The place of a pod among those of its kind and namespace: the higher priority first, then the older pod.
+/// The place of a pod among the pods of its kind and namespace: the higher priority first, then the older pod.
 pub(super) type Rank = (Reverse<i32>, u64, PodUid);
 /// The place of a pod among those of its kind: its namespace, and its place there.
 pub(super) type Member = (Arc<str>, Rank);
@@ -193,7 +193,7 @@ impl WaitingPods {
         members.iter().for_each(|uid| self.join_kind(uid));
     }
 
-    /// Forgets pods that no node fitted and about which nobody has asked since `before`: kube-scheduler tries each pod every five
+    /// Forgets pods that no node fitted and that had no filter call since `before`: kube-scheduler tries each pod every five
     /// minutes.
     pub(super) fn forget_refused(&mut self, before: Monotonic) {
         while let Some((_, uid)) = self.refused.first().filter(|(at, _)| *at < before).cloned() {
@@ -227,7 +227,7 @@ impl WaitingPods {
         self.pods.get(uid).is_some_and(|pod| pod.request.is_none())
     }
 
-    /// Whether the last call for a pod was about a newer version than this one.
+    /// Whether the last call for a pod was about a newer version than `version`.
     pub(super) fn is_known_newer(&self, uid: &PodUid, version: Option<u64>) -> bool {
         let known = self.pods.get(uid).and_then(|pod| pod.request.as_deref());
         known.is_some_and(|request| request.version > version)

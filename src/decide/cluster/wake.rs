@@ -259,8 +259,8 @@ impl ClusterState {
         self.wakes.is_due |= self.waiting.is_refused(request, asked, newer, now);
     }
 
-    /// The pods that are to be woken now. Each of them is not woken again for a while, and its room is kept for it, so the caller
-    /// writes to it, or reports that it cannot.
+    /// The pods that are to be woken now. Such a pod is not woken again for a while, and its room is kept, so the caller writes to
+    /// the pod, or reports that it cannot.
     pub fn wakes(&mut self, now: Monotonic) -> WakeStep {
         for uid in self.wakes.pace.late(now) {
             self.wakes.kept.remove(&uid);
@@ -292,8 +292,8 @@ impl ClusterState {
         }
     }
 
-    /// Finds the nodes that have changed since the last look. From time to time all count as changed, but not before what is due
-    /// has been compared and judged.
+    /// Finds the nodes that have changed since the last look. From time to time all nodes count as changed, but not before all due
+    /// nodes have been compared and judged.
     fn look_for_changes(&mut self, now: Monotonic) {
         let changes = self.changes.load(Ordering::Acquire);
         let sweeps = match self.wakes.swept {
@@ -507,9 +507,9 @@ impl ClusterState {
         self.pending.get(uid).map(|pending| pending.filtered.after(BINDS_WITHIN)).filter(|until| now < *until)
     }
 
-    /// The places of those of these nodes that the pod's last filter call named, and of those that this leader knows only since
-    /// then: the call may have named them, because kube-scheduler often learns of a Node before the leader does. All of them for a
-    /// pod that this leader was never asked about.
+    /// The places of the nodes in `maybe` that the pod's last filter call named, or that this leader knows only since then:
+    /// kube-scheduler often learns of a Node before the leader does, so the call may have named it. All nodes in `maybe` for a pod
+    /// that this leader was never asked about.
     fn candidates<'a>(&'a self, maybe: &'a NodeSet, asked: Option<&'a Asked>) -> impl Iterator<Item = usize> + 'a {
         let newest = asked.map_or(u64::MAX, |asked| asked.newest_node);
         let number = move |place: usize| Some(self.wakes.seen.get(place)?.as_ref()?.numbers.0);
@@ -519,7 +519,7 @@ impl ClusterState {
         known.chain(since.filter(move |place| number(*place).is_some_and(|number| number > newest)))
     }
 
-    /// The first node that has room for a pod. Nodes that have none are not judged again for pods of the same kind.
+    /// The first node that has room for a pod. Nodes without room are not judged again for pods of the same kind.
     fn find_room(
         &mut self,
         waiting: &mut WaitingPods,

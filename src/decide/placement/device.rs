@@ -65,7 +65,7 @@ pub struct PlacementNode {
 }
 
 impl PlacementNode {
-    /// How well two devices are connected; more is better, 0 where it is not known.
+    /// How well two devices are connected; more is better, 0 if not known.
     pub(super) fn link(&self, one: usize, other: usize) -> u64 {
         if one == other {
             return 0;

@@ -148,8 +148,8 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// Whether those of many containers fit that request most of a GPU, each without the others. If one does not, the others need not
-    /// be placed: otherwise a pod whose last container fits nowhere would make a filter call as many times as expensive as it has
+    /// Whether, of many containers, the largest requests fit, each without the others. If one does not fit, the others need not be
+    /// placed: a pod whose last container fits nowhere would otherwise multiply the cost of a filter call by the number of its
     /// containers.
     fn largest_containers(&mut self) -> Result<(), NodeRefusal> {
         let (request, node) = (self.request, self.node);
@@ -214,8 +214,8 @@ impl<'a> Attempt<'a> {
         Ok(chosen.into_iter().map(|candidate| self.take(container.role, candidate)).collect())
     }
 
-    /// The devices among the candidates, in order; fewer than `count` where not enough fit together. A device whose memory does not
-    /// really suffice is taken only where the others are too few.
+    /// The devices among the candidates, in order; fewer than `count` if not enough fit together. A device whose memory does not
+    /// really suffice is taken only if the others are too few.
     fn choose(&self, candidates: &[Candidate<'a>], count: usize, topology: bool) -> Vec<Candidate<'a>> {
         if candidates.iter().any(|candidate| candidate.lacks_memory) {
             let roomy: Vec<Candidate<'a>> = candidates.iter().filter(|one| !one.lacks_memory).copied().collect();
@@ -239,7 +239,7 @@ impl<'a> Attempt<'a> {
         if !self.request.selection.numa_bind {
             return pick(candidates);
         }
-        // The candidates are in order of preference, and those of one NUMA node are next to each other.
+        // The candidates are in order of preference, and candidates of one NUMA node are next to each other.
         let groups = candidates.chunk_by(|one, next| one.device.numa == next.device.numa);
         groups.into_iter().find(|group| group.len() >= count).map(pick).unwrap_or_default()
     }

@@ -4,8 +4,8 @@ use super::device::{Candidate, PlacementNode};
 use model::placement::{GpuOrder, GpuPolicy};
 use std::cmp::Reverse;
 
-/// Orders the candidates: the preferred one first. GPUs that are equal by the policy are tried in the order of their
-/// index and UUID, so that the same state always gives the same claim.
+/// Orders the candidates: the preferred candidate first. GPUs that are equal by the policy are tried in the order of
+/// their index and UUID, so that the same state always gives the same claim.
 pub(super) fn sort(candidates: &mut [Candidate<'_>], policy: &GpuPolicy, numa_first: bool) {
     candidates.sort_by(|one, other| {
         let numa = one.device.numa.cmp(&other.device.numa);
@@ -42,7 +42,7 @@ pub(super) fn best_connected(candidates: &[Candidate<'_>], node: &PlacementNode,
         let (mut set, mut total) = (vec![*start], 0);
         while set.len() < count {
             let rest = places.iter().filter(|place| !set.contains(place));
-            // Of equally connected GPUs take the first, because the policy prefers it.
+            // Among equally connected GPUs take the first, because the policy prefers it.
             let Some((gain, next)) = rest
                 .map(|place| (sum(*place, &mut set.iter().copied()), *place))
                 .reduce(|best, other| if other.0 > best.0 { other } else { best })

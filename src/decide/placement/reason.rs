@@ -9,7 +9,7 @@ use std::fmt;
 /// accepts. It stands before the code that says which of these it is.
 const UNFIT: &str = "NodeUnfitPod: ";
 
-/// Why a GPU, or a whole node, cannot take a pod. The names are those of HAMi's table of reasons.
+/// Why a GPU, or a whole node, cannot take a pod. The names are the names in HAMi's table of reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum RefusalReason {
@@ -262,7 +262,7 @@ impl NodeRefusal {
 }
 
 impl NearestMiss {
-    /// Whether this miss is nearer than another one: more was left of the scarce resource.
+    /// Whether this miss is nearer than another miss: more was left of the scarce resource.
     #[must_use]
     pub fn is_nearer_than(self, other: NearestMiss) -> bool {
         match (other, self) {

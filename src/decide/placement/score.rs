@@ -14,7 +14,7 @@ use model::placement::ScoreWeights;
 /// A fill of 1, in parts of a million.
 const WHOLE: u64 = 1_000_000;
 
-/// How full something is, in parts of a million. More than a million where more is claimed than there is.
+/// How full something is, in parts of a million. More than a million if more is claimed than there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fill(pub u64);
 
@@ -69,7 +69,7 @@ pub struct FillTerms {
 }
 
 impl FillTerms {
-    /// The terms where `used` of `capacity` is taken. A part with a capacity of 0 counts as empty.
+    /// The terms if `used` of `capacity` is taken. A part with a capacity of 0 counts as empty.
     #[must_use]
     pub fn of(used: DeviceDemand, capacity: Capacity) -> FillTerms {
         FillTerms {

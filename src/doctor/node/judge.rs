@@ -164,7 +164,7 @@ fn cdi(folders: &[CdiFolder]) -> Option<Finding> {
         }
     };
     let evidence: Vec<String> = folders.iter().map(state).collect();
-    // The agent writes into one folder alone, whatever it may do with the others.
+    // The agent writes only into one folder, whatever access it has to the others.
     if folders.iter().any(|folder| folder.is_agents && folder.tried.outcome.is_ok()) {
         return Some(
             Finding::well("CdiFolders", "specs can be written where the runtime reads them").because(evidence),

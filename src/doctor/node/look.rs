@@ -144,7 +144,7 @@ pub(crate) async fn look(places: &NodePlaces, (cluster, has_cluster): (&Seen<Clu
     }
 }
 
-/// The name of the Node: the one that was given, else that of the host, as the kubelet takes it.
+/// The name of the Node: the given name, otherwise the host's name, as the kubelet uses it.
 fn node_name(places: &NodePlaces) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().trim().to_lowercase();
     places.node.clone().unwrap_or(host)

@@ -219,7 +219,7 @@ fn take_belief(believed: Option<Option<&BelievedNodeJson>>, row: &mut NodeRow, p
     }
 }
 
-/// CDI: what the agent says, else what the version of the runtime says.
+/// CDI: what the agent says, otherwise what the version of the runtime says.
 fn take_cdi(believed: Option<&BelievedNodeJson>, row: &mut NodeRow, problems: &mut Vec<Problem>) {
     let containerd = row.runtime.strip_prefix("containerd://").and_then(version);
     let phase = believed.and_then(|node| node.stream.as_ref()).map(|stream| stream.phase.as_str());

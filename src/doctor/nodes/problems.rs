@@ -101,7 +101,7 @@ pub(super) const PROBLEMS: [(&str, &str, &[&str]); 20] = [
 
 const ONE_SCHEDULER: &str = "run one device plugin and one GPU scheduler on a node; docs/compatibility.md";
 
-/// What a problem means, and what to do. Devices of another vendor need no step.
+/// What a problem means, and what to do. Devices of another vendor need no action.
 pub(super) fn explained(code: &str) -> (&'static str, &'static [&'static str]) {
     let known = PROBLEMS.iter().find(|(known, ..)| *known == code).map(|(_, what, advice)| (*what, *advice));
     known.unwrap_or(("with devices of another vendor: not implemented here", &[]))

@@ -162,18 +162,18 @@ impl PodFacts {
         };
     }
 
-    /// The newest step that an event or a decision shows. Of one second, a decision counts before an event, because it has more to say,
-    /// and of two decisions the newer one: the bind call often follows the filter call within milliseconds.
+    /// The newest step that an event or a decision shows. Within one second, a decision counts before an event, because it says more,
+    /// and of two decisions the newer: the bind call often follows the filter call within milliseconds.
     pub(crate) fn last_step(&self) -> Option<Step> {
-        // Both are listed with the newest first. Of equal steps, `max_by_key` takes the last one.
+        // Both are listed with the newest first. Among equal steps, `max_by_key` takes the last.
         let events = self.events.iter().flatten().rev().filter_map(of_event);
         let decisions = self.decisions.iter().flatten().rev().filter_map(of_decision);
-        // The time of an event has whole seconds where it is read.
+        // The time of an event is read in whole seconds.
         events.chain(decisions).max_by_key(|step| step.at.map(|at| at.0 / 1_000_000))
     }
 }
 
-/// The decisions about this pod. The leader also remembers those about an earlier pod of the same name.
+/// The decisions about this pod. The leader also remembers decisions about an earlier pod of the same name.
 fn of_this_pod(mut decisions: Vec<DecisionJson>, pod: Option<&PodSeen>) -> Vec<DecisionJson> {
     if let Some(pod) = pod {
         decisions.retain(|decision| decision.uid == pod.described.uid);

@@ -259,7 +259,7 @@ fn filtering_failed(facts: &PodFacts, seen: &PodSeen, step: &Step) -> Vec<Findin
     findings
 }
 
-/// Nodes register no GPUs: the register is missing, the handshake is old, or the reason is another one.
+/// Nodes register no GPUs: the register is missing, the handshake is old, or there is another reason.
 fn unregistered(facts: &PodFacts) -> Finding {
     let rows: Vec<NodeRow> = match &facts.nodes {
         Ok(nodes) => judged(nodes, None, facts.time.now).0,
@@ -269,7 +269,7 @@ fn unregistered(facts: &PodFacts) -> Finding {
         rows.iter().filter(|row| wanted(row)).map(|row| row.node.clone()).collect::<Vec<_>>()
     };
     let stale = named(|row| row.handshake_age_seconds.is_some_and(|age| age > 300.0));
-    // A Node without GPUs needs no register. Where every Node is looked at, most have none.
+    // A Node without GPUs needs no register. If every Node is looked at, most have no register.
     let without =
         named(|row| row.register == "none" || (row.register.is_empty() && row.handshake_age_seconds.is_none()));
     let unreadable = named(|row| matches!(row.register.as_str(), "unreadable" | "empty"));
@@ -301,7 +301,7 @@ fn unregistered(facts: &PodFacts) -> Finding {
     ])
 }
 
-/// The memory of the devices of the nodes that refused the pod, those with the most free first.
+/// The memory of the devices of the nodes that refused the pod, the devices with the most free memory first.
 fn live_use(nodes: &[BelievedNodeJson]) -> Vec<String> {
     let devices = nodes.iter().flat_map(|node| node.devices.iter().map(move |device| (node, device)));
     let mut devices: Vec<(&BelievedNodeJson, &BelievedDeviceJson)> = devices.collect();

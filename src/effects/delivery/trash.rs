@@ -185,9 +185,9 @@ struct Removal<'a> {
 }
 
 impl Removal<'_> {
-    /// Visits every entry that is in the trash now once. A folder that is moved here meanwhile is part of the visit
-    /// that moved it, or waits for the next round. Otherwise a container that makes folders as fast as they are removed
-    /// would make the round endless.
+    /// Visits every entry that is in the trash now once. A folder that is moved here during the round is part of the
+    /// visit that moved it, or waits for the next round. Otherwise a container that makes folders as fast as they are
+    /// removed would make the round endless.
     fn visit_all(&mut self) -> Result<(), Errno> {
         let trash = self.trash.open()?;
         let mut entries = Dir::read_from(&trash)?;
@@ -195,7 +195,7 @@ impl Removal<'_> {
         while let Some(entry) = entries.read() {
             last = last.max(number(entry?.file_name()));
         }
-        // Names of an earlier agent process may be higher than `next`; new names must be above all of them.
+        // Names of an earlier agent process may be higher than `next`; new names must be above all names in the trash.
         self.trash.next.fetch_max(last.map_or(0, |last| last.saturating_add(1)), Ordering::Relaxed);
         entries.rewind();
         while let Some(entry) = entries.read() {

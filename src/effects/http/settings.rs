@@ -58,7 +58,7 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     connections: 256,
     newcomers: None,
     // Above Prometheus's usual interval of 15 s, so that Prometheus can keep its connection. A client with many idle
-    // connections loses some of them when another client connects.
+    // connections loses some when another client connects.
     header_timeout: Duration::from_secs(30),
     // Prometheus's default scrape timeout.
     write_timeout: Duration::from_secs(10),

@@ -107,8 +107,8 @@ fn last_seen(now: Now, cgroups: &[(&CgroupSample, MetricLabels)], out: &mut Expo
     }
 }
 
-/// The cgroups of pods, and those of containers except sandboxes. A sandbox uses almost nothing, and the pod's sum
-/// includes it.
+/// The cgroups of pods, and of containers except sandboxes. A sandbox uses almost nothing, and the pod's sum includes
+/// it.
 fn cgroups<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<(&'a CgroupSample, MetricLabels)> {
     let mut all = Vec::with_capacity(subjects.pods.len() + subjects.containers.len());
     for pod in &view.pods {

@@ -294,7 +294,7 @@ fn host(view: &NodeView, labels: MetricLabels) -> MetricLabels {
     }
 }
 
-/// Adds `container` (empty unless there is exactly one), `namespace` and `pod` of the sole holder.
+/// Adds `container` (empty unless the holder has exactly one), `namespace` and `pod` of the sole holder.
 fn held(labels: MetricLabels, view: &NodeView, holder: Option<&SoleHolder>) -> MetricLabels {
     let Some((holder, pod)) = holder.and_then(|holder| Some((holder, view.pod(&holder.pod)?))) else { return labels };
     let (namespace, name) = pod_name(Some(pod));

@@ -125,8 +125,8 @@ fn gpus(
     }
 }
 
-/// Only containers of pods, by name, as in HAMi. The index of a virtual device is its position in the container's
-/// claim. Other devices that the processes use come after those of the claim.
+/// Only containers of pods, by name, as in HAMi. The index of a virtual device is its position in the container's claim.
+/// Other devices that the processes use come after the devices of the claim.
 fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a>> {
     let mut slots = Vec::new();
     for pod in &subjects.pods {

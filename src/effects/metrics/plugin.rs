@@ -83,7 +83,7 @@ const START: MetricFamily = MetricFamily::histogram(
     "Duration of PreStartContainer, from the kubelet's request to the agent's answer.",
 );
 
-/// Writes the metrics of the device plugin; no series where GPUs are not shared.
+/// Writes the metrics of the device plugin; no series if GPUs are not shared.
 pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let plugin = input.view.plugin.as_deref();
     out.family(&REGISTERED);

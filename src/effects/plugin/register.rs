@@ -305,7 +305,7 @@ impl Registrar {
                 Err(end) => end,
             }
         };
-        // Both connections must stay: when either of them ends, the kubelet drops the connection that it remembers.
+        // Both connections must stay: when either connection ends, the kubelet drops the connection that it remembers.
         tokio::select! {
             end = self.stay(socket, watched.clone(), |watches| watches.ended > 0) => end,
             end = remembered => end,

@@ -68,7 +68,7 @@ impl ServedSocket {
     }
 
     /// Ends every stream, then removes the file, then ends the server, so that the kubelet sees the end of the old
-    /// registration before it can see a new one. The kubelet closes its connections when it has removed the
+    /// registration before it can see a new registration. The kubelet closes its connections when it has removed the
     /// registration; until then its calls are answered.
     pub(super) async fn close(mut self) {
         self.service.end.cancel();

@@ -45,7 +45,7 @@ impl RegistrationCourse {
 }
 
 /// Identifies the file of the kubelet's socket. A kubelet makes a new file when it starts. The file system may give that
-/// file the inode of the removed one, so the time counts too.
+/// file the inode of the removed file, so the time counts too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KubeletFile {
     inode: (u64, u64),
@@ -118,7 +118,7 @@ impl Settings {
         self.plugins.join("kubelet.sock")
     }
 
-    /// The file of the kubelet's socket; `None` if there is none.
+    /// The file of the kubelet's socket; `None` if there is no file.
     pub(super) fn kubelet_file(&self) -> Option<KubeletFile> {
         let found = std::fs::symlink_metadata(self.kubelet()).ok()?;
         Some(KubeletFile { inode: (found.dev(), found.ino()), created: (found.mtime(), found.mtime_nsec()) })

@@ -12,17 +12,17 @@ pub(super) fn plugin(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{END}", resource.replace('/', "-"))
 }
 
-/// In the plugin folder, while a previous agent still listens on the socket [`plugin`].
+/// The socket in the plugin folder while a previous agent still listens on the socket [`plugin`].
 pub(super) fn plugin_beside(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{BESIDE}{END}", resource.replace('/', "-"))
 }
 
-/// In the plugin folder, for a registration that is meant to fail.
+/// The socket in the plugin folder for a registration that is meant to fail.
 pub(super) fn unanswering(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{UNANSWERING}{END}", resource.replace('/', "-"))
 }
 
-/// In the kubelet's plugin registry, where agents of earlier releases registered.
+/// The socket in the kubelet's plugin registry, where agents of earlier releases registered.
 pub(super) fn registry(resource: &str) -> String {
     format!("{IN_REGISTRY}{}{END}", resource.replace('/', "-"))
 }

@@ -32,7 +32,7 @@ impl Default for Pace {
         Pace {
             least: Duration::from_secs(1),
             most: Duration::from_secs(10),
-            // Only stalled clients are checked: 64 of them cost 256 system calls a second.
+            // Only stalled clients are checked: 64 stalled clients cost 256 system calls a second.
             recheck: Duration::from_millis(250),
         }
     }

@@ -31,8 +31,8 @@ impl Machine {
         Mib(self.strangers.get(gpu).copied().unwrap_or(0)).bytes()
     }
 
-    /// The report of the agent; `None` while no agent runs. While the driver does not list processes, the agent sees
-    /// none. It always sees the containers. The processes of pods use no memory.
+    /// The report of the agent; `None` while no agent runs. While the driver does not list processes, the agent sees no
+    /// processes. It always sees the containers. The processes of pods use no memory.
     pub(super) fn agent_report(&mut self, leaving: bool, now: u64) -> Option<AgentReport> {
         let agent = self.agent.as_ref()?;
         let (serves, lists) = (agent.listed, agent.lists_at <= now);

@@ -259,7 +259,7 @@ impl ApiServers {
         Reply::Whole(201, r#"{"kind":"Status","status":"Success","code":201}"#.to_owned())
     }
 
-    /// Deletes a pod with its grace period: one on a node stays until its kubelet has ended it.
+    /// Deletes a pod with its grace period: a pod on a node stays until its kubelet has ended it.
     pub(super) fn delete_pod(&mut self, name: &str) {
         let Some(pod) = self.etcd.pod(name) else { return };
         if pod.node.is_none() || pod.ended() {

@@ -210,7 +210,7 @@ impl Invariants {
         }
     }
 
-    /// etcd was restored: nothing is known of what was written before.
+    /// etcd was restored: forgets all earlier writes.
     pub(super) fn restored(&mut self, at: u64) {
         self.restored = Some(at);
         self.orders.clear();
@@ -297,7 +297,7 @@ impl Invariants {
         Ok(())
     }
 
-    /// The epoch is larger than those of all claims that other processes had written before this one won.
+    /// The epoch is larger than the epochs of all claims that other processes had written before this process won.
     fn epoch_is_new(&self, process: u64, won: u64, bound: &Bound, etcd: &Etcd) -> Result<(), String> {
         for pod in etcd.pods() {
             let Some(other) = self.bound.get(&pod.uid).filter(|other| other.process != process) else { continue };

@@ -255,8 +255,8 @@ impl KubeScheduler {
     }
 
     /// No node fits a pod: it waits for an event, unless one has come while it was being placed. While a Lease was deleted and taken
-    /// by another extender, the former leader still answers. What it answers about a new pod no other leader learns, so such a pod
-    /// waits for the timer of five minutes; here it is tried after a pause.
+    /// by another extender, the former leader still answers. No other leader learns its answer about a new pod, so such a pod waits
+    /// for the timer of five minutes; here it is tried after a pause.
     pub(super) fn is_refused(&mut self, uid: &PodUid, at: u64) {
         self.later(uid, at);
         let newest = self.newest;
@@ -311,8 +311,8 @@ impl KubeScheduler {
         Asked::Question(Question { number, verb, body })
     }
 
-    /// Whether a machine has enough slots for a pod once these pods are gone from it. Pods for which room was made there count,
-    /// where their priority is not lower.
+    /// Whether a machine has enough slots for a pod once these pods are gone from it. Pods for which room was made there count if
+    /// their priority is not lower.
     pub(super) fn fits(&self, machine: &Machine, pod: &SimPod, gone: &[PodUid]) -> bool {
         let here = |node: Option<&String>| node == Some(&machine.name);
         let bound = self.bound.iter().filter(|(uid, one)| here(one.node.as_ref()) && !gone.contains(uid));
@@ -323,7 +323,7 @@ impl KubeScheduler {
             other && one.priority >= pod.priority && here(one.nominated.as_ref())
         });
         let nominated: u64 = nominated.map(|one| one.slots()).sum();
-        // A pod that requests none fits also where too many are taken.
+        // A pod that requests no slots fits even if too many slots are taken.
         machine.up && (pod.slots() == 0 || bound + assumed + nominated + pod.slots() <= machine.allocatable())
     }
 

@@ -440,7 +440,7 @@ impl Machine {
         }
     }
 
-    /// The kubelet makes the mirror of the static pod where there is none.
+    /// The kubelet makes the mirror of the static pod if there is none.
     fn make_mirror(&mut self, api: &mut ApiServers, random: &mut Random) {
         let Some((hash, shape)) = &self.manifest else { return };
         let (first, second) = (random.below(1 << 32), random.below(1 << 40));
@@ -452,7 +452,7 @@ impl Machine {
         }
     }
 
-    /// The kubelet writes the status of one pod. The slots of one that has ended are free afterwards.
+    /// The kubelet writes the status of one pod. The slots of a pod that has ended are free afterwards.
     fn report(&mut self, api: &mut ApiServers) {
         let Some((uid, admitted)) = self.admitted.iter_mut().find(|(_, one)| !one.reported) else { return };
         admitted.reported = true;
@@ -540,7 +540,7 @@ impl Machine {
         self.forget_started();
     }
 
-    /// The agent's file of pods that have started loses those that have ended or are gone.
+    /// The agent's file of started pods loses the pods that have ended or are gone.
     fn forget_started(&mut self) {
         let Some(agent) = &self.agent else { return };
         self.started.retain(|uid| agent.allocator.gpu_pod(uid).is_some_and(|pod| !pod.finished));

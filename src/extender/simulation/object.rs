@@ -156,7 +156,7 @@ impl SimPod {
         moments(&self.shape, |at| taken(&self.shape[at])).containers
     }
 
-    /// The pod after somebody has overwritten its claim by hand, or has put it back.
+    /// The pod after a person has overwritten its claim by hand, or has put it back.
     pub(super) fn tampered(&self, at: u64, garbage: &str) -> SimPod {
         let mut pod = SimPod { tampered: at, ..self.clone() };
         if let Some(claim) = pod.annotations.remove(KEPT_CLAIM) {

@@ -52,8 +52,8 @@ impl KubeScheduler {
         Some(self.asked(uid, body, (Verb::Preempt, CycleQuestion::Preempt), at))
     }
 
-    /// Pods of lower priority without which a pod fits a machine; none where it does not fit without all of them. Some of them
-    /// have CPU time or memory that it needs, which is not simulated.
+    /// Pods of lower priority without which a pod fits a machine; no pods if it does not fit without all of them. Some victims
+    /// have CPU time or memory that the pod needs, which is not simulated.
     fn victims(&self, machine: &Machine, pod: &SimPod, random: &mut Random) -> Vec<PodUid> {
         let lower = |one: &Arc<SimPod>| one.node.as_ref() == Some(&machine.name) && one.priority < pod.priority;
         let mut victims: Vec<PodUid> =
@@ -94,8 +94,8 @@ fn uids(victims: &Value) -> Vec<PodUid> {
     uids.map(|uid| PodUid::parse(uid).unwrap()).collect()
 }
 
-/// What must hold of an answer: it evicts only pods that kube-scheduler has named, and only where the pods that stay leave room
-/// by what the extender itself believes.
+/// Checks an answer: it evicts only pods that kube-scheduler has named, and only if the pods that stay leave room, as the extender
+/// itself believes.
 pub(super) fn check(cluster: &ClusterState, question: &str, answer: &str) -> Result<(), String> {
     let (question, answer) = (parsed(question), parsed(answer));
     let uid = question["Pod"]["metadata"]["uid"].as_str().unwrap_or_default();
@@ -156,7 +156,7 @@ pub(super) fn check_wait(
     }
 }
 
-/// Whether enough GPUs of a node have no claims but those of pods that end, and no strangers.
+/// Whether enough GPUs of a node have only claims of pods that end, and no strangers.
 fn becomes_free(cluster: &ClusterState, node: &NodeClaims, spec: &Value) -> bool {
     let ends = |uid: &PodUid| node.is_ending(uid) || cluster.is_being_deleted(uid);
     let claims = || node.ledger().claims();

@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wire::resource::RequestRules;
 
-/// The answer to a question of kube-scheduler: the body, or why there is none.
+/// The answer to a question of kube-scheduler: the body, or why there is no body.
 pub(super) type VerbAnswer = Result<String, String>;
 
 /// The answers that kube-scheduler has not seen yet, each with the number of its question.

@@ -211,7 +211,7 @@ impl Reporter {
         open || now < self.worked + 2 * SECOND
     }
 
-    /// The process of the agent has ended, and another one may run.
+    /// The process of the agent has ended, and another process may run.
     fn agent_is_another(&mut self, machine: &Machine, around: &mut Surroundings<'_>) {
         for mut stream in std::mem::take(&mut self.streams) {
             if machine.up {
@@ -278,7 +278,7 @@ impl Reporter {
         for at in (0..self.streams.len()).rev() {
             match self.streams[at].hear(node, around) {
                 Ok(answered) if answered && at > 0 => {
-                    // It takes the place of the one before it.
+                    // It replaces the previous stream.
                     let before = self.streams.remove(at - 1);
                     self.ends(before, around);
                     return;
@@ -419,7 +419,7 @@ impl Connection {
         }
     }
 
-    /// Takes in the answers. Returns whether there was one, or how the stream has ended.
+    /// Takes in the answers. Returns whether there was an answer, or how the stream has ended.
     fn hear(&mut self, node: &str, around: &mut Surroundings<'_>) -> Result<bool, SearchEnd> {
         let mut answered = false;
         while !self.dead && around.extender(self.process).is_none_or(|(_, through)| through) {

@@ -40,7 +40,7 @@ fn started(world: &World) -> bool {
 #[test]
 fn a_pod_that_is_gone_before_a_watch_could_show_it_leaves_no_reservation() {
     let mut world = led();
-    // From now on the extenders see nothing but what they read and are asked.
+    // From now on the extenders see only what they read and are asked.
     world.held = true;
     world.create_pod(vec![container(4000)], |pod| pod);
     world.until("the pod is bound", |world| bound(world).is_some());

@@ -83,7 +83,7 @@ impl World {
     fn settled(&mut self) -> Result<(), String> {
         let leader = self.places.iter_mut().position(|place| place.process.as_mut().is_some_and(Process::decides));
         let Some(leader) = leader else { return Err("nobody leads".to_owned()) };
-        // A process that knows nothing but what it reads now.
+        // A process that knows only what it reads now.
         self.places.push(Place { process: None, paused: false, cut: false, ..self.places[leader] });
         let fresh = self.places.len() - 1;
         self.start(fresh);

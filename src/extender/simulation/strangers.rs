@@ -67,7 +67,7 @@ impl StrangerChecks {
     }
 }
 
-/// The strangers that an extender knows by now; `before` are those that it knew when it was looked at last.
+/// The strangers that an extender knows by now; `before` are the strangers that it knew when it was last looked at.
 fn known(cluster: &ClusterState, before: &mut BTreeMap<GpuUuid, KnownStranger>) -> BTreeMap<GpuUuid, KnownStranger> {
     let mut known = BTreeMap::new();
     for node in cluster.nodes() {

@@ -93,7 +93,7 @@ pub(super) struct Troubles {
 }
 
 impl Troubles {
-    /// Some kinds, because some errors show only where others do not disturb.
+    /// Chooses some kinds of trouble, because some errors show only if no other trouble disturbs.
     pub(super) fn of(random: &mut Random) -> Troubles {
         let rare = [Trouble::Restore, Trouble::MachineDies, Trouble::OtherGpus, Trouble::ConnectionsDie];
         let kinds = ALL.into_iter().filter(|kind| random.chance(if rare.contains(kind) { 150 } else { 400 })).collect();
@@ -165,7 +165,7 @@ impl World {
         }
     }
 
-    /// Somebody changes an object by hand, or what may be written of it.
+    /// A person changes an object by hand, or forbids or allows its writes.
     fn object_trouble(&mut self, kind: Trouble, machine: usize) {
         let random = &mut self.random;
         let pods: Vec<Arc<SimPod>> = self.api.etcd.pods().cloned().collect();
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// The Lease is deleted; with `anew` somebody installs the extenders anew.
+    /// The Lease is deleted; with `anew` a person installs the extenders anew.
     fn lease_is_deleted(&mut self, anew: bool) {
         self.api.etcd.delete(Kind::Leases, "gpu-steward");
         for place in (0..self.places.len()).filter(|_| anew) {
@@ -229,7 +229,7 @@ impl World {
             Trouble::Sickness => {
                 let gpu = self.random.place(machine.gpus.len());
                 machine.gpus[gpu].healthy = !machine.gpus[gpu].healthy;
-                // The driver may hang meanwhile.
+                // The driver may hang at the same time.
                 if let Some(agent) = machine.agent.as_mut().filter(|_| self.random.chance(500)) {
                     agent.lists_at = self.now + while_ / 2;
                 }

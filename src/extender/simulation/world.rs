@@ -266,7 +266,7 @@ impl World {
         (&mut self.reporters[number], &mut self.machines[number], around)
     }
 
-    /// Starts a process at a place where none runs.
+    /// Starts a process at a place without a process.
     pub(super) fn start(&mut self, place: usize) {
         if self.places[place].process.is_some() {
             return;
@@ -508,7 +508,7 @@ impl World {
         Ok(())
     }
 
-    /// kube-scheduler deletes pods, and notes on the pod for which it does so where they were.
+    /// kube-scheduler deletes pods, and notes their node on the pod for which it deletes them.
     fn preempts(&mut self, uid: &PodUid, node: Option<String>, victims: &[PodUid]) {
         let named = |etcd: &Etcd, uid: &PodUid| etcd.pods().find(|pod| pod.uid == *uid).cloned();
         let victims: Vec<_> = victims.iter().filter_map(|victim| named(&self.api.etcd, victim)).collect();

@@ -49,7 +49,7 @@ impl Journal {
             // Its queue is full: a second attempt would wait once more.
             io::ErrorKind::WouldBlock => Err(error),
             _ => {
-                // After a restart of journald its socket is a new one.
+                // After a restart, journald has a new socket.
                 self.socket.connect(&self.path)?;
                 self.socket.send(entry)
             }
@@ -89,7 +89,7 @@ fn priority(level: Level) -> &'static str {
     }
 }
 
-/// Turns a field name into one that journald accepts.
+/// Turns a field name into a name that journald accepts.
 fn name(key: &str) -> String {
     let plain = key.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' });
     plain.skip_while(|c| !c.is_ascii_uppercase()).take(MAX_NAME).collect()

@@ -39,8 +39,8 @@ pub trait HttpApplication: Send + Sync + 'static {
     /// Answers one request of a caller that may make it.
     fn answer(&self, request: Request<Incoming>, ends: Ends) -> impl Future<Output = Response<Self::Body>> + Send;
 
-    /// Returns when the next connection may be accepted; connections that arrive meanwhile wait in the kernel's queue.
-    /// The wait must have an end.
+    /// Returns when the next connection may be accepted; until then, new connections wait in the kernel's queue. The
+    /// wait must have an end.
     fn admits(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }

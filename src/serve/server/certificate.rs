@@ -53,7 +53,7 @@ pub struct Tls {
 /// The metadata of a file that changes when the file is replaced or rewritten.
 type Stamp = (u64, u64, i64, i64);
 
-/// The certificates of one port. A new handshake uses the newest ones.
+/// The certificates of one port. A new handshake uses the newest certificates.
 #[derive(Debug)]
 pub struct Certificates {
     /// The port, for the log: `admin` or `metrics`.
@@ -88,7 +88,7 @@ impl Certificates {
         Ok(Certificates { port, files: None, versions, loaded: [None; 3], current, again: Notify::new() })
     }
 
-    /// Uses another certificate from now on. If it cannot be used, the old one stays in use.
+    /// Uses another certificate from now on. If it cannot be used, the old certificate stays in use.
     ///
     /// # Errors
     /// As [`Certificates::made`].

@@ -182,7 +182,7 @@ impl<A: HttpApplication> Connection<A> {
             ended = &mut served => return self.log(ended),
             () = self.open.permit.must_close() => return,
             over = self.open.permit.time_is_over(limits.header_timeout, limits.write_timeout) => match over {
-                // No complete request has arrived, or no further one.
+                // No complete request has arrived, or no further request.
                 TimeOver::Idle => {}
                 TimeOver::Untaken => {
                     self.server.counts.cut.fetch_add(1, Ordering::Relaxed);
@@ -260,9 +260,9 @@ fn refusal(denial: Denial, request: &Request<Incoming>) -> Response<Full<Bytes>>
 
 /// An answer's body that keeps its connection busy until it is dropped, and knows whether it waits for the client.
 ///
-/// hyper polls for a frame when it has passed on the previous one, and drops the body after the last one. It holds a
-/// frame that does not fit into HTTP/2's flow control window. A client that keeps its window closed may wait for ever,
-/// and the socket shows only silence.
+/// hyper polls for a frame when it has passed on the previous frame, and drops the body after the last frame. It holds
+/// a frame that does not fit into HTTP/2's flow control window. A client that keeps its window closed may wait for
+/// ever, and the socket shows only silence.
 struct BusyBody<B> {
     inner: B,
     busy: Busy,
@@ -290,7 +290,7 @@ impl<B: Body + Unpin> Body for BusyBody<B> {
         let polled = Pin::new(&mut self.inner).poll_frame(cx);
         match &polled {
             Poll::Ready(Some(Ok(_))) => self.busy.offers(),
-            // The application still makes the next part, or there is none.
+            // The application still makes the next part, or there is no next part.
             Poll::Ready(Some(Err(_)) | None) | Poll::Pending => self.busy.is_taken(),
         }
         polled

@@ -101,13 +101,13 @@ pub(super) struct Busy {
 }
 
 impl ConnectionLimit {
-    /// A limit of `max_connections` connections, and of `max_newcomers` newcomers among them; none is open.
+    /// A limit of `max_connections` connections, of which at most `max_newcomers` are newcomers; no connection is open yet.
     pub(super) fn new(max_connections: usize, max_newcomers: Option<usize>) -> ConnectionLimit {
         ConnectionLimit { max_connections, max_newcomers, taken: Vec::new(), newcomers: Vec::new() }
     }
 
-    /// Whether the next connection has to wait before it is accepted: there are as many newcomers as allowed, and the
-    /// one that would be closed may stay for a moment. So no client loses its handshake because many others connect too.
+    /// Whether the next connection has to wait before it is accepted: there are as many newcomers as allowed, and the first
+    /// to be closed may stay for a moment. So no client loses its handshake because many others connect too.
     pub(super) fn is_crowded(&mut self) -> bool {
         self.is_full_of_newcomers()
             && self.next_newcomer_to_close().is_some_and(|(number, of_address)| {
@@ -167,7 +167,7 @@ impl ConnectionLimit {
         self.newcomers.len() >= most
     }
 
-    /// Moves those of the newcomers that are gone or identified to the other connections.
+    /// Moves newcomers that are gone or identified to the other connections.
     fn sort_out(&mut self) {
         let others = self.newcomers.extract_if(.., |slot| slot.identified.load(Ordering::Relaxed) || slot.is_gone());
         self.taken.extend(others);
@@ -214,7 +214,7 @@ impl State {
         let left = |limit: Duration, since: &Instant| limit.saturating_sub(now.saturating_duration_since(*since));
         match self {
             State::Idle(since) => (TimeOver::Idle, left(idle, since)),
-            // The oldest wait counts: a client that takes other answers meanwhile gains nothing.
+            // The oldest wait counts: a client that takes other answers gains nothing.
             State::Busy(requests) => {
                 (TimeOver::Untaken, requests.untaken.iter().min().map_or(Duration::MAX, |since| left(untaken, since)))
             }

@@ -22,7 +22,7 @@ pub fn members(reader: &mut KernelFileReader, tree: &[u8], path: &str, pids: &mu
     members_with(reader, (tree, path), |_| false, pids)
 }
 
-/// Like [`members`]; the processes of those containers in the pod for which `counted` is true count as the pod's.
+/// Like [`members`]; if `counted` is true for a container in the pod, its processes count as the pod's.
 ///
 /// # Errors
 /// Like [`members`].

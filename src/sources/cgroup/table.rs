@@ -65,7 +65,7 @@ impl CgroupTable {
         }
     }
 
-    /// One pass: new cgroups are read completely at once, known ones in their turn.
+    /// One pass: new cgroups are read completely at once, known cgroups in their turn.
     pub fn pass(&mut self) -> Vec<CgroupReport> {
         let turn = self.pass % self.turns;
         if self.find(turn == 0) {

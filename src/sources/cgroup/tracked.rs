@@ -180,7 +180,8 @@ impl TrackedCgroup {
                 self.read_block_io_v1(kernel);
             }
         }
-        // A v2 tree beside v1 trees may not have this cgroup. Then the file is read again only along with the limits.
+        // A v2 tree alongside v1 trees may not have this cgroup. Then the file is read again only along with the
+        // limits.
         if limits || self.sample.pressure.absence() != Some(Absence::NoSuchFile) {
             self.read_pressure(kernel);
         }
@@ -262,7 +263,7 @@ impl TrackedCgroup {
         throttling(sample, throttled);
     }
 
-    /// Reads tasks and processes, and sums the I/O of the processes where the kernel does not count it by cgroup.
+    /// Reads tasks and processes, and sums the I/O of the processes if the kernel does not count it by cgroup.
     fn read_tasks(&mut self, kernel: &mut CgroupFileReader) {
         let (path, directories) = (&*self.identity.path, &mut self.directories);
         self.sample.tasks = kernel
@@ -287,7 +288,7 @@ impl TrackedCgroup {
         let left_out = match visibility {
             ProcVisibility::Machine => false,
             // v1 lists silently leave out processes of other PID namespaces, so an empty list proves nothing unless
-            // there is no task. A pod's own list is always empty, and its tasks are those of its containers.
+            // there is no task. A pod's own list is always empty, and its tasks are its containers' tasks.
             ProcVisibility::Private => {
                 let container = matches!(self.identity.kind, CgroupKind::Container { .. });
                 container && listed == 0 && self.sample.tasks.get() != Some(Count(0))
@@ -369,7 +370,7 @@ impl TrackedCgroup {
     }
 }
 
-/// Sums `/proc/<pid>/io`; processes that end meanwhile are left out.
+/// Sums `/proc/<pid>/io`; processes that end during the reads are left out.
 fn sum_io(kernel: &mut CgroupFileReader, pids: &[u32]) -> Result<ProcessIo, Absence> {
     if pids.len() > MAX_IO_PROCESSES {
         return Err(Absence::NotAttributable);
@@ -393,7 +394,7 @@ fn sum_io(kernel: &mut CgroupFileReader, pids: &[u32]) -> Result<ProcessIo, Abse
     if found { Ok(sum) } else { Err(Absence::Vanished) }
 }
 
-/// Sets the throttling counters; a v2 cgroup without the cpu controller has none.
+/// Sets the throttling counters; a v2 cgroup without the cpu controller has no such counters.
 fn throttling(sample: &mut CgroupSample, throttled: Reading<Option<(Count, Count, Nanos)>>) {
     let throttled = optional_with(throttled, Absence::NoSuchFile);
     sample.cfs_periods = throttled.map(|t| t.0);
@@ -421,7 +422,7 @@ fn refresh_time<T>(reading: &mut Reading<T>, now: Monotonic) {
     }
 }
 
-/// Gives a new time to all values that only running processes can change, because none ran.
+/// Gives a new time to all values that only running processes can change, because no process ran.
 fn refresh_times(sample: &mut CgroupSample, v2: bool, now: Monotonic) {
     refresh_time(&mut sample.memory_working_set, now);
     refresh_time(&mut sample.memory_rss, now);

@@ -59,8 +59,8 @@ struct Directory {
 }
 
 impl FoundCgroup {
-    /// Whether a table that has so many pods and containers has a place for this one too. Some places are for pods alone, so that
-    /// containers take none from them.
+    /// Whether a table with `taken` pods and containers has a place for this cgroup. Some places are only for pods, so that
+    /// containers cannot take them.
     #[must_use]
     pub fn has_place(&self, taken: usize) -> bool {
         let places = match self.kind {

@@ -155,7 +155,7 @@ impl Seen {
         Some(start + self.end.len())
     }
 
-    /// The lines of this text that are new: those after `from`, or those with a later time.
+    /// The lines of this text that are new: the lines after `from`, or with a later time.
     fn new_lines<'t>(&self, text: &'t [u8], from: Option<usize>) -> impl Iterator<Item = &'t [u8]> {
         let (known, last) = (from.is_some(), self.time);
         let later = move |line: &[u8]| last.zip(time(line)).is_some_and(|(last, time)| time > last);

@@ -36,7 +36,7 @@ struct Runtime {
 }
 
 impl Cri {
-    /// A source that uses the first of `paths` where a runtime answers.
+    /// A source that uses the first of `paths` at which a runtime answers.
     pub(super) fn at(paths: Vec<PathBuf>, reporter: Reporter) -> Self {
         Cri { paths, runtime: None, reported: None, reporter }
     }

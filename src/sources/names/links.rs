@@ -135,7 +135,7 @@ impl Watch {
     }
 }
 
-/// Takes all pending events; `WouldBlock` when there was none.
+/// Takes all pending events; `WouldBlock` when there was no event.
 fn drain(events: &OwnedFd) -> Result<()> {
     let gone = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT;
     let mut buffer = [MaybeUninit::uninit(); 4096];

@@ -59,7 +59,7 @@ impl Heartbeat {
         Heartbeat { skipped: Mutex::new(skipped), ..Heartbeat::default() }
     }
 
-    /// Makes one call to NVML. A dismissed poller makes none.
+    /// Makes one call to NVML. A dismissed poller makes no calls.
     pub(super) fn call<T>(
         &self,
         gpu: Option<&GpuKey>,

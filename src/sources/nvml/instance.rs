@@ -55,8 +55,8 @@ pub(super) fn list(
     Ok(instances)
 }
 
-/// Reads the identity of an instance. If the instance is removed meanwhile, this is an error, and the next round lists
-/// the new layout.
+/// Reads the identity of an instance. If the instance is removed during the reads, this is an error, and the next round
+/// lists the new layout.
 fn identify(
     round: &mut PollRound<'_>,
     device: &Device<'static>,

@@ -178,7 +178,7 @@ impl Search<'_> {
             }
             Err(why) => {
                 let before = self.unanswering.iter().position(|known| known.gpu.index == index);
-                // If others have moved, this one may have moved too.
+                // If others have moved, this GPU may have moved too.
                 match before.or((self.moved && !self.unanswering.is_empty()).then_some(0)) {
                     Some(position) => self.found.known.push(self.unanswering.remove(position)),
                     None => self.found.unidentified.push((index, why)),
@@ -316,7 +316,7 @@ fn compute(capability: CudaComputeCapability) -> Result<ComputeCapability, Absen
     Ok(ComputeCapability { major: part(capability.major)?, minor: part(capability.minor)? })
 }
 
-/// Known values keep their times where the new read is equal or failed. The power limit is the exception, because an
+/// Known values keep their times if the new read is equal or failed. The power limit is the exception, because an
 /// operator may change it.
 fn merge(old: &Gpu, mut fresh: Gpu) -> Gpu {
     // A GPU that has shown memory of its own keeps it, whatever the driver answers later.
@@ -345,7 +345,7 @@ fn merge(old: &Gpu, mut fresh: Gpu) -> Gpu {
 /// NUMA node of a PCI slot from the kernel. NVML's own call covers only GPUs that are NUMA nodes themselves.
 fn numa_of_slot(sysfs: &Path, bus_id: &str) -> Option<u32> {
     let slot = board::device_of_slot(pci_slot(bus_id)?) + "/numa_node";
-    // The kernel writes -1 where it does not know the node; that does not parse as `u32` either.
+    // The kernel writes -1 if it does not know the node; that does not parse as `u32` either.
     std::fs::read_to_string(sysfs.join(slot)).ok()?.trim().parse().ok()
 }
 

@@ -40,7 +40,7 @@ const COUNTERS: [(&str, u32, LinkError); 4] = [
     ("nvlink crc of data", 3, LinkError::CrcData),
 ];
 
-/// Reads all links, or the reason why there are none.
+/// Reads all links, or the reason why there are no links.
 pub(super) fn read(gpu: &mut PolledGpu, at: Monotonic) -> Reading<Arc<[NvLink]>> {
     let device = &gpu.known.device;
     let states = gpu.asker.ask("nvlink states", || {
@@ -180,7 +180,7 @@ fn each<T>(links: &[NvLink], read: impl Fn(u32) -> Result<T, NvmlError>) -> Resu
     }
 }
 
-/// Gives each link its answer, or the reason why there is none.
+/// Gives each link its answer, or the reason why there is no answer.
 fn assign<T>(
     links: &mut [NvLink],
     results: Result<Vec<Result<T, Absence>>, Absence>,

@@ -77,8 +77,8 @@ pub(super) fn identify(
     }
 }
 
-/// Whether the driver has neither of two things that a GPU with memory of its own has. BAR1 is the part of the memory that
-/// PCIe can reach. A GPU that is linked to the processor (GH200) has no BAR1 memory; its memory is a NUMA node.
+/// Whether the driver shows neither of two signs that a GPU has its own memory. BAR1 is the part of the memory that PCIe
+/// can reach. A GPU that is linked to the processor (GH200) has no BAR1 memory; its memory is a NUMA node.
 fn has_none_of_its_own(round: &mut PollRound<'_>, device: &Device<'static>) -> bool {
     matches!(round.call("BAR1 memory", || device.bar1_memory_info()), Err(Absence::NotSupported))
         && round.call("NUMA node", || device.numa_node_id()).is_err_and(none_of_it)

@@ -166,7 +166,7 @@ impl Poller {
             std::thread::park_timeout(until.since(monotonic()));
         }
         gate.expire(monotonic());
-        // The GPUs may have been changed meanwhile: no earlier state is valid.
+        // The GPUs may have been changed since: no earlier state is valid.
         self.gpus.iter_mut().for_each(|gpu| gpu.reset(monotonic()));
         true
     }

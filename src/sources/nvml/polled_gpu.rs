@@ -87,7 +87,7 @@ impl GpuCaller {
         self.make((name, None), call)
     }
 
-    /// Like [`GpuCaller::ask`], for one MIG instance: another instance may answer what this one refuses.
+    /// Like [`GpuCaller::ask`], for one MIG instance: another instance may answer a call that this instance refuses.
     pub(super) fn ask_instance<T>(
         &mut self,
         name: &'static str,

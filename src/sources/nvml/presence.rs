@@ -43,7 +43,7 @@ fn on_bus(sysfs: &Path) -> BTreeMap<PciSlot, Option<Arc<str>>> {
     devices.take(MAX_GPUS).collect()
 }
 
-/// Whether a kernel driver keeps devices for virtual machines: `vfio-pci` and its variants, and those of Xen.
+/// Whether a kernel driver keeps devices for virtual machines: `vfio-pci` and its variants, and Xen's drivers.
 fn is_for_guests(driver: &str) -> bool {
     driver.contains("vfio") || matches!(driver, "pci-stub" | "pciback" | "xen-pciback")
 }

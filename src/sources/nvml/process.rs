@@ -150,7 +150,7 @@ fn list_with_identities(
         listed.keys().filter_map(|pid| Some((*pid, owners.identify_reported(*pid, befores.get(pid))?))).collect();
     let changed: Vec<u32> = listed.keys().copied().filter(|pid| befores.get(pid) != afters.get(pid)).collect();
     if !changed.is_empty() {
-        // For these processes, this reading is the one before the second list.
+        // For these processes, this reading is the reading before the second list.
         for pid in &changed {
             match afters.remove(pid) {
                 Some(before) => befores.insert(*pid, before),
@@ -208,7 +208,7 @@ fn unexplained(used: Option<Bytes>, listed: &BTreeMap<u32, Listed>) -> Option<u6
     Some(used?.0.saturating_sub(explained))
 }
 
-/// Reads a list, and once more if it grew meanwhile.
+/// Reads a list, and once more if it grew during the read.
 fn whole(
     asker: &mut GpuCaller,
     name: &'static str,
@@ -228,7 +228,7 @@ fn or_none(answer: Result<Vec<ProcessInfo>, Absence>) -> Result<Vec<ProcessInfo>
     }
 }
 
-/// The memory of a process, which is not more than that of the GPU; `None` if the driver does not report it.
+/// The memory of a process, at most the memory of the GPU; `None` if the driver does not report it.
 fn memory(asker: &mut GpuCaller, total: Reading<Bytes>, info: &ProcessInfo) -> Option<Result<Bytes, Absence>> {
     let range = PhysicalRange::PROCESS_MEMORY.within(total.get().unwrap_or(Bytes(u64::MAX)));
     match info.used_gpu_memory {
@@ -262,7 +262,7 @@ fn agree<'a>(
     started: Option<WallTime>,
 ) -> Option<&'a IdentifiedProcess> {
     let (before, after) = (before?, after?);
-    // Samples that end before this process started belong to an earlier one, which the driver may still be tearing
+    // Samples that end before this process started belong to an earlier process, which the driver may still be tearing
     // down.
     let older = matches!((newest, started), (Some(newest), Some(started)) if newest < started);
     (before.key == after.key && before.owner == after.owner && !older).then_some(after)

@@ -59,15 +59,15 @@ pub(super) fn initialise(nvml: &'static Nvml) -> Result<(), NvmlError> {
 }
 
 /// Closes a session; the library stays loaded. The caller must not use GPU handles afterwards until it has read new
-/// ones, and must drop event sets and samples before.
+/// handles, and must drop event sets and samples before.
 pub(super) fn shut_down(nvml: &'static Nvml) -> Result<(), NvmlError> {
     let call = nvml_sym(nvml.lib().nvmlShutdown.as_ref())?;
     // SAFETY: takes no argument; NVML answers calls after it with an error.
     nvml_try(unsafe { call() })
 }
 
-/// Closes every open session, so that no file of the driver stays open. NVML counts sessions, and one that was opened
-/// again after an error may be open twice. NVML accepts more calls than there are sessions.
+/// Closes every open session, so that no file of the driver stays open. NVML counts sessions, and a session that was
+/// opened again after an error may be open twice. NVML accepts more calls than there are sessions.
 pub(super) fn shut_down_all(nvml: &'static Nvml) -> Result<(), NvmlError> {
     for _ in 0..MOST_SESSIONS {
         match shut_down(nvml) {
@@ -89,14 +89,14 @@ pub(super) struct Memory {
     pub(super) reserved: Option<u64>,
 }
 
-/// Whether the library does not have this version of a call, so that an earlier one is worth a try.
+/// Whether the library does not have this version of a call, so that an earlier version is worth a try.
 fn too_new(error: &NvmlError) -> bool {
     use NvmlError::{FailedToLoadSymbol, FunctionNotFound, UnexpectedVariant};
     matches!(error, FunctionNotFound | FailedToLoadSymbol(_) | UnexpectedVariant(VERSION_OF_ARGUMENT | DEPRECATED))
 }
 
-/// Reads the memory, by the first version of the call where the driver (before R510) lacks the second one. (The wrapper
-/// has the second one only.)
+/// Reads the memory, by the first version of the call if the driver (before R510) lacks the second version. (The wrapper
+/// has only the second.)
 pub(super) fn memory(device: &Device<'static>) -> Result<Memory, NvmlError> {
     match device.memory_info() {
         Ok(info) => Ok(Memory { total: info.total, used: info.used, free: info.free, reserved: Some(info.reserved) }),
@@ -121,8 +121,8 @@ pub(super) enum ProcessList {
     Graphics,
 }
 
-/// Reads a list, by the newest version of the call that the driver has: the third one since R510, the second one since
-/// R450, else the first one, which does not name MIG instances.
+/// Reads a list, by the newest version of the call that the driver has: the third since R510, the second since R450,
+/// otherwise the first, which does not name MIG instances.
 pub(super) fn processes(device: &Device<'static>, list: ProcessList) -> Result<Vec<ProcessInfo>, NvmlError> {
     let third = match list {
         ProcessList::Compute => device.running_compute_processes(),

@@ -88,7 +88,7 @@ fn instances(gpu: &mut PolledGpu, at: Monotonic) {
     gpu.sample.mig = samples;
 }
 
-/// Makes the expensive calls, and those whose answer rarely changes.
+/// Makes the expensive calls, and the calls whose answer rarely changes.
 pub(super) fn seldom(gpu: &mut PolledGpu, sysfs: &Path) {
     let at = clock::monotonic();
     let device = &gpu.known.device;
@@ -171,8 +171,8 @@ fn ecc(gpu: &mut PolledGpu, at: Monotonic) {
     };
 }
 
-/// PCIe throughput where GPM does not count it. The library measures for 20 ms in each direction while the thread
-/// waits, and sees nothing of the time between two rounds.
+/// PCIe throughput, if GPM does not count it. The library measures for 20 ms in each direction while the thread waits,
+/// and sees nothing of the time between two rounds.
 fn throughput(gpu: &mut PolledGpu) {
     if gpu.sample.gpm.pcie_tx.get().is_some() && gpu.sample.gpm.pcie_rx.get().is_some() {
         return;
@@ -185,7 +185,7 @@ fn throughput(gpu: &mut PolledGpu) {
     gpu.sample.pcie_rx = Reading::from_result(gpu.asker.within(Range::PCIE_RX, received), clock::monotonic());
 }
 
-/// One field of one scope. The outer result is that of the call, the inner one that of the field.
+/// One field of one scope. The outer result is the call's, the inner result is the field's.
 fn field(device: &nvml_wrapper::Device<'static>, id: u32, scope: u32) -> Result<Result<u64, NvmlError>, NvmlError> {
     let [value] = raw::fields(device, [id], scope)?;
     Ok(value)

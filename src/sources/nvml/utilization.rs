@@ -69,7 +69,7 @@ pub(super) fn mean_since(gpu: &mut PolledGpu, since: u64, latest: u64) -> Result
     new.mean().ok_or(Absence::Implausible)
 }
 
-/// The samples with distinct stamps after `last` and up to `latest`; `None` if there is none.
+/// The samples with distinct stamps after `last` and up to `latest`; `None` if there is no such sample.
 fn new_samples(samples: &[Sample], (last, latest): (u64, u64), range: PhysicalRange) -> Option<NewSamples> {
     let accepted = samples.iter().filter(|sample| sample.timestamp > last && sample.timestamp <= latest);
     let mut fresh: Vec<(u64, f64)> = accepted.map(|sample| (sample.timestamp, number(&sample.value))).collect();

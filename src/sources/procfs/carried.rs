@@ -40,7 +40,7 @@ impl<const N: usize> Carried<N> {
             Some(at) => at,
             None => {
                 if self.members.len() >= self.bound {
-                    // A member that is gone is removed for the new one; a present member is not.
+                    // A member that is gone is removed for the new member; a present member is not.
                     let Some(gone) = self.members.iter().position(|member| member.seen + 1 < read) else { return };
                     self.members.swap_remove(gone);
                 }

@@ -243,7 +243,7 @@ impl HostReader {
                 File::Load => b"/loadavg",
                 File::Memory => b"/meminfo",
                 File::Disks => b"/diskstats",
-                // Of process 1: `/proc/net` shows the agent's own namespace, which may be a pod's.
+                // The file of process 1: `/proc/net` shows the agent's own namespace, which may be a pod's.
                 File::Net => b"/1/net/dev",
                 File::Vm => b"/vmstat",
                 File::CpuPressure => b"/pressure/cpu",

@@ -99,7 +99,7 @@ fn same_network(reader: &mut KernelFileReader, procfs: &[u8]) -> bool {
     by_counters(b"1").is_ok_and(|host| by_counters(b"self") == Ok(host))
 }
 
-/// Whether the name is not that of a bridge, bond, tunnel or VLAN, or of the host's end of a pod's interface. Their
+/// Whether the name is no name of a bridge, bond, tunnel or VLAN, or of the host's end of a pod's interface. Their
 /// bytes pass a physical interface as well or never leave the machine.
 fn external_by_name(name: &[u8]) -> bool {
     #[rustfmt::skip]

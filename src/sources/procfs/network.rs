@@ -33,8 +33,8 @@ struct Interface {
     present: bool,
 }
 
-/// How namespaces are identified, and which one is the host's. The two methods give different numbers, so the agent
-/// stays with the first one that works: a change would look like a new namespace.
+/// How namespaces are identified, and which namespace is the host's. The two methods give different numbers, so the
+/// agent stays with the first method that works: a change would look like a new namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkNamespaces {
     id: NamespaceId,
@@ -50,7 +50,7 @@ enum NamespaceId {
 }
 
 impl NetworkNamespaces {
-    /// By the link if that of the host (process 1) can be read, else by the counter file.
+    /// By the link if the link of the host (process 1) can be read, otherwise by the counter file.
     ///
     /// # Errors
     /// [`ReadFailure`] of the second method, when neither shows the host's namespace.

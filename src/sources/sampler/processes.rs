@@ -255,7 +255,7 @@ impl ProcessPasses {
         }
     }
 
-    /// Forgets the processes that were not seen, and picks those that are reported.
+    /// Forgets the processes that were not seen, and picks the processes to report.
     fn end(&mut self, at: Monotonic) -> ProcessPass {
         let pass = self.pass;
         self.known.retain(|_, known| known.pass == pass);

@@ -50,7 +50,7 @@ fn slot_length() -> f64 {
     Duration::from_secs(SLOT).as_secs_f64()
 }
 
-/// The slot of a time; times before 1970 are in the first one.
+/// The slot of a time; times before 1970 are in the first slot.
 fn slot_of(seconds: f64) -> u64 {
     Duration::try_from_secs_f64(seconds).map_or(0, |since| since.as_secs() / SLOT)
 }

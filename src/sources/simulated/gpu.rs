@@ -32,7 +32,7 @@ pub(super) struct SimulatedGpu {
 /// Memory in use that belongs to no process, while there are processes.
 const BESIDE_PROCESSES: Bytes = Bytes(8 * Bytes::MIB);
 
-/// The GPUs as NVML would list them, with the topology between them: each half of them shares a NUMA node.
+/// The GPUs as NVML would list them, with the topology between them: each half shares a NUMA node.
 pub(super) fn tied(cards: &[SimulatedGpu]) -> Vec<Gpu> {
     let half = cards.len().div_ceil(2);
     let node = |place: usize| u32::from(place >= half);

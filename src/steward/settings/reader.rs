@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The value of a setting that counts only where a source sets it; `Some(None)` where none does.
+    /// The value of a setting that counts only if a source sets it; `Some(None)` if no source does.
     pub(super) fn take_set<T>(
         &mut self,
         name: &'static str,

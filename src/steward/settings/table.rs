@@ -123,7 +123,7 @@ impl Key {
         variable_of(self.name)
     }
 
-    /// The value if no source sets one.
+    /// The value if no source sets a value.
     pub(crate) fn default_value(&self) -> RawValue {
         RawValue { text: self.default.into(), origin: Origin::Default }
     }

@@ -69,7 +69,7 @@ fn container_row(container: &ContainerJson, snapshot: &Snapshot, alone: bool) ->
     Row { id: format!("container {}", container.id), ..row }
 }
 
-/// A row with all cells of a pod or container except the last one.
+/// A row with all cells of a pod or container except the last cell.
 fn used(
     name: &str,
     usage: &CgroupUseJson,

@@ -122,7 +122,7 @@ type Ends<'a> = (&'a SyncSender<Result<Snapshot, FetchError>>, &'a Receiver<()>)
 fn fetch_forever(runtime: &Runtime, agent: &Agent, interval: Duration, (send, ended): Ends<'_>) {
     loop {
         let deadline = Instant::now() + interval;
-        // A full queue means that the screen has not shown the last answers yet: drop this answer, the next one is
+        // A full queue means that the screen has not shown the last answers yet: drop this answer, the next answer is
         // newer.
         if let Err(TrySendError::Disconnected(_)) = send.try_send(runtime.block_on(agent.fetch())) {
             return;

@@ -17,7 +17,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The head of the first document. The documents are fetched one after the other, so a later one may be from a
+    /// The head of the first document. The documents are fetched one after the other, so a later document may be from a
     /// newer view.
     #[must_use]
     pub fn head(&self) -> &ViewHeadJson {
@@ -40,7 +40,7 @@ impl Snapshot {
         }
     }
 
-    /// The same for a UUID that may be that of a GPU or of a MIG instance.
+    /// The same for the UUID of a GPU or of a MIG instance.
     #[must_use]
     pub fn any_device(&self, uuid: &str) -> String {
         let has = |gpu: &&gpus::GpuJson<_>| gpu.instances().iter().any(|instance| instance.uuid == uuid);

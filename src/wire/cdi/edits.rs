@@ -147,8 +147,8 @@ impl CdiEdits {
         lowest::newest_field(self, carried).filter(|(_, version)| *version > newest)
     }
 
-    /// Appends the edits of `more`. Where both have the same variable, path in the container or unknown field, the
-    /// entry of `more` wins. A hook that is in both is kept once.
+    /// Appends the edits of `more`. If both have the same variable, path in the container or unknown field, the entry of `more`
+    /// wins. A hook that is in both is kept once.
     pub fn add(&mut self, more: &CdiEdits) {
         put(&mut self.env, &more.env, |one, other| name_of(one) == name_of(other));
         put(&mut self.device_nodes, &more.device_nodes, |one, other| one.path == other.path);
@@ -163,7 +163,7 @@ pub(super) fn name_of(variable: &str) -> &str {
     variable.split_once('=').map_or(variable, |(name, _)| name)
 }
 
-/// Appends `more` to `to`, and removes earlier entries that are the `same` as a later one.
+/// Appends `more` to `to`, and removes earlier entries that are the `same` as a later entry.
 fn put<T: Clone>(to: &mut Vec<T>, more: &[T], same: impl Fn(&T, &T) -> bool) {
     for (place, item) in more.iter().enumerate() {
         if more.iter().skip(place + 1).all(|later| !same(later, item)) {

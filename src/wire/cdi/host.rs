@@ -23,9 +23,9 @@ pub fn for_all(spec: &CdiSpec) -> Result<&CdiEdits, String> {
     }
 }
 
-/// The edits for a container that gets one device of the GPU `/dev/nvidiaN` with N = `minor`: those of the first of
-/// `names` that the spec has. If it has none of them, the device nodes of this GPU are taken from the spec's device
-/// `all`. `None` if the spec has nothing for this device.
+/// The edits for a container that gets one device of the GPU `/dev/nvidiaN` with N = `minor`: the edits of the first of
+/// `names` that the spec has. If it has none of these names, the device nodes of this GPU are taken from the spec's
+/// device `all`. `None` if the spec has nothing for this device.
 ///
 /// # Errors
 /// The text names the device node of another GPU that the container would get.
@@ -55,7 +55,7 @@ fn gpu_number(node: &CdiDeviceNode) -> Option<u32> {
     gpu_of_path(&node.path).or_else(|| node.host_path.as_deref().and_then(gpu_of_path))
 }
 
-/// The minor number of the GPU whose device node has this path, also where the driver's files are below another folder.
+/// The minor number of the GPU whose device node has this path, even if the driver's files are below another folder.
 pub(crate) fn gpu_of_path(path: &str) -> Option<u32> {
     path.rsplit_once(DEVICE_NODE).and_then(|(_, number)| number.parse().ok())
 }

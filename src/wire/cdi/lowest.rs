@@ -30,8 +30,8 @@ fn of_edits(edits: &CdiEdits, carried: CdiVersion) -> CdiVersion {
     newest_field(edits, carried).map_or(CdiVersion::OLDEST, |(_, version)| version)
 }
 
-/// The field of these edits that needs the highest version, if any needs more than the oldest one. Fields that this crate
-/// does not know need the version of the spec that they came from, which is `carried`.
+/// The field of these edits that needs the highest version, if any needs more than the oldest version. Fields that this
+/// crate does not know need the version of the spec that they came from, which is `carried`.
 pub(super) fn newest_field(edits: &CdiEdits, carried: CdiVersion) -> Option<(&str, CdiVersion)> {
     let nodes = edits.device_nodes.iter().flat_map(|node| {
         let own = node.host_path.iter().map(|_| ("hostPath of a device node", CdiVersion::new(0, 5)));

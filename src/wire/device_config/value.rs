@@ -95,7 +95,7 @@ pub(super) fn core_policy(value: &Value) -> Result<CorePolicy, String> {
     }
 }
 
-/// A list; `null` is an empty one.
+/// A list; `null` is an empty list.
 pub(super) fn list(value: &Value) -> Result<&[Value], String> {
     match value {
         Value::Null => Ok(&[]),

@@ -69,7 +69,7 @@ fn names(text: &mut String, nodes: &CandidateNodes<'_>, places: &[usize]) {
     }
 }
 
-/// The reasons by node, of the nodes that are `unresolvable` or of those that are not; `null` if there are none.
+/// The reasons by node, of the nodes that are `unresolvable` or of the other nodes; `null` without such nodes.
 fn reasons(text: &mut String, nodes: &CandidateNodes<'_>, failed: &[FailedNode<'_>], unresolvable: bool) {
     let of_kind = failed.iter().filter(|node| node.unresolvable == unresolvable);
     let mut named = of_kind.filter_map(|node| Some((node.place, nodes.name(node.place)?, node.reason))).peekable();
@@ -126,7 +126,7 @@ pub fn encode_scores(nodes: &CandidateNodes<'_>, scores: &[i64]) -> String {
     text
 }
 
-/// Writes the answer to a bind call; an empty text where the pod is bound.
+/// Writes the answer to a bind call; an empty text if the pod is bound.
 #[must_use]
 pub fn encode_binding_error(error: &str) -> String {
     json!({ "Error": error }).to_string()

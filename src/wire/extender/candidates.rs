@@ -135,7 +135,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for NodeItems<T> {
     }
 }
 
-/// A text that is borrowed where it has no escapes. (`Cow` alone borrows only as a field of a struct.)
+/// A text that is borrowed if it has no escapes. (`Cow` alone borrows only as a field of a struct.)
 #[derive(Debug)]
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 

@@ -134,7 +134,7 @@ impl KernelMessages {
 }
 
 impl OpenMessage {
-    /// How this line continues the message; `None` if it begins another one.
+    /// How this line continues the message; `None` if it begins another message.
     fn joint(&self, line: &Line<'_>) -> Option<Joint> {
         let indented = line.text.first().is_some_and(u8::is_ascii_whitespace);
         if let Some(flags) = line.flags {
@@ -198,7 +198,7 @@ fn is_dictionary(text: &[u8]) -> bool {
     key > 0 && text.get(key) == Some(&b'=')
 }
 
-/// Whether the line begins as those of another part of the kernel do: `pcieport 0000:00:01.0: AER: …`, `usb 1-1: …`.
+/// Whether the line begins like a line of another part of the kernel: `pcieport 0000:00:01.0: AER: …`, `usb 1-1: …`.
 fn names_subsystem(text: &[u8]) -> bool {
     contains(text.get(..text.len().min(48)).unwrap_or_default(), b": ")
 }

@@ -121,7 +121,7 @@ fn look_alike(seed: u64) -> Vec<u64> {
 fn recordings() -> Vec<Vec<u64>> {
     let folder = std::env::var_os("FAKE_NVML_TRACES").expect("FAKE_NVML_TRACES names the folder of the recordings");
     let path = Path::new(&folder).join("gentd26/pod_gpu_memory_used_bytes_anon.csv.gz");
-    // This crate imports none that unpacks files.
+    // This crate imports no crate that unpacks files.
     let unpacked = std::process::Command::new("gzip").arg("-dc").arg(&path).output().expect("gzip can be run");
     assert!(unpacked.status.success(), "{}", String::from_utf8_lossy(&unpacked.stderr));
     let text = String::from_utf8(unpacked.stdout).unwrap();
