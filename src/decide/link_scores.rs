@@ -1,5 +1,5 @@
-//! How well the GPUs of a node are connected, by HAMi's scores: 10 to 60 for the PCIe path, and 100 for each NVLink. Only the order of
-//! scores matters.
+//! How well the GPUs of a node are connected, by HAMi's scores: 10 to 60 for the PCIe path, and 100 for each NVLink. Only the order
+//! of scores matters.
 
 use model::gpu::GpuPath;
 use model::id::GpuUuid;

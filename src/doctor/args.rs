@@ -160,8 +160,8 @@ fn nodes() -> Command {
     with_cluster(command.arg(all))
 }
 
-/// The flags with which `doctor node` finds things: name, placeholder, default and help. They have the names, defaults and environment
-/// variables of the agent's settings.
+/// The flags with which `doctor node` finds things: name, placeholder, default and help. They have the names, defaults and
+/// environment variables of the agent's settings.
 const PLACES: [(&str, &str, &str, &str, &str); 12] = [
     (
         "node-name",

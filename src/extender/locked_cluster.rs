@@ -218,8 +218,8 @@ impl LockedCluster {
         self.large.lock().why(uid)
     }
 
-    /// Whether the pod watch has shown how large a pod is in the version of its last filter call, so that [`LockedCluster::too_large`]
-    /// knows it.
+    /// Whether the pod watch has shown how large a pod is in the version of its last filter call, so that
+    /// [`LockedCluster::too_large`] knows it.
     pub(super) fn knows_size(&self, uid: &PodUid) -> bool {
         let version = self.cluster.lock().asked(uid).and_then(|request| request.version);
         self.large.lock().know(version)

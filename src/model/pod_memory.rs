@@ -12,7 +12,8 @@ use std::sync::Arc;
 pub const MAX_NODE_PODS_BYTES: usize = 64 << 20;
 /// Upper bound on the memory of the pods of a cluster. While a list is read there are two copies, so this leaves 224 MiB of an
 /// extender's memory limit in the chart (512 MiB). With 5,000 streams and 50,000 claims a whole extender, these pods included, takes
-/// 215 MiB (tests/bench/runs). By the count of [`Pod::memory`] there is room for about 200,000 pods without GPUs, or 90,000 with claims.
+/// 215 MiB (tests/bench/runs). By the count of [`Pod::memory`] there is room for about 200,000 pods without GPUs, or 90,000 with
+/// claims.
 pub const MAX_CLUSTER_PODS_BYTES: usize = 144 << 20;
 /// Largest request of a pod that waits for a node that is kept, in bytes of memory: an ordinary one takes some hundred bytes, one of
 /// 40 containers takes this much. It lets waiting pods of users take little more memory than other pods. kube-scheduler sends the

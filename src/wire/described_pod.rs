@@ -1,5 +1,5 @@
-//! A pod as `doctor` describes it: its scheduler, its conditions, and the states of its containers. What agents and extenders need of a
-//! pod is in [`crate::pod`].
+//! A pod as `doctor` describes it: its scheduler, its conditions, and the states of its containers. What agents and extenders need of
+//! a pod is in [`crate::pod`].
 //!
 //! Environments, volumes and arguments are not read, so no report can contain a secret of theirs.
 

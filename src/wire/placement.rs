@@ -49,7 +49,8 @@ pub enum BadPlacementRequest {
     /// An annotation has a value that is not allowed.
     #[error("the request for GPUs cannot be read: annotation {}: {}", .0.key, .0.what)]
     Annotation(#[from] DecodeError),
-    /// Its claim could be longer than an annotation that readers keep. A pod whose claim cannot be read closes its node to new claims.
+    /// Its claim could be longer than an annotation that readers keep. A pod whose claim cannot be read closes its node to new
+    /// claims.
     #[error(
         "the pod cannot be placed: its containers request {gpus} GPUs together, and the annotations of a pod have room for a claim of {most}; split it \
          into several pods"

@@ -374,8 +374,8 @@ impl NodeClaims {
         self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed)
     }
 
-    /// Whether a pod that requests GPUs, has no claim and is not followed may get GPUs of this node, or has some by the agent's newest
-    /// report.
+    /// Whether a pod that requests GPUs, has no claim and is not followed may get GPUs of this node, or has some by the agent's
+    /// newest report.
     fn may_have_unseen_pod(&self) -> bool {
         let Some(link) = self.agent.as_ref().filter(|link| link.report.refuses_unclaimed) else { return true };
         let is_known = |uid: &PodUid| self.ledger.get(uid).is_some() || self.blocking_pods.unknown().contains_key(uid);

@@ -130,8 +130,8 @@ impl ClusterState {
     }
 
     /// A pod is not followed any more, because others matter more: its end will not be seen, so it no longer explains processes on a
-    /// GPU and no longer closes its node. An order that is being written keeps its reservation, and a pod that has ended the GPUs that
-    /// its agent still sees in use.
+    /// GPU and no longer closes its node. An order that is being written keeps its reservation, and a pod that has ended the GPUs
+    /// that its agent still sees in use.
     pub fn pod_is_left_out(&mut self, uid: &PodUid) {
         self.does_not_wait(uid);
         self.pod_without_gpus_is(uid, None);

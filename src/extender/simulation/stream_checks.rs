@@ -64,7 +64,8 @@ pub(super) struct StreamChecks {
     /// A process, and a pod without a claim whose start is refused by a message that has reached it: it holds nothing. Only
     /// on its own node a pod is known by the hash of its manifest.
     refused: BTreeSet<(StreamKey, PodUid)>,
-    /// Whether the agent refuses all pods without a claim, and how far its pods have come, by the messages that have reached a process.
+    /// Whether the agent refuses all pods without a claim, and how far its pods have come, by the messages that have reached a
+    /// process.
     refusing: BTreeMap<StreamKey, (bool, BTreeMap<PodUid, PodStage>)>,
     restored: Option<u64>,
 }
