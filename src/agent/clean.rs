@@ -1,5 +1,5 @@
-//! Removes from Nodes the labels and annotations that agents wrote, and nothing else. It finds them by their field
-//! manager. From all Nodes it also removes the annotation of the extender; an agent has no right to do so.
+//! Removes from Nodes only the labels and annotations that agents wrote. It finds them by their field manager. From all
+//! Nodes it also removes the annotation of the extender; an agent has no right to do so.
 //!
 //! ```text
 //!   clean-node [NODE]     one Node, after the agent there has ended

@@ -86,7 +86,7 @@ async fn send(admin: SocketAddr, which: &str, token: &str) -> Result<String, Not
         if status.is_success() { Ok(text) } else { Err(NotCleared(format!("{admin} answered {status}: {text}"))) }
     };
     tokio::pin!(exchange);
-    // The connection runs beside the request and is dropped with it.
+    // The connection runs alongside the request and is dropped with it.
     tokio::select! {
         response = &mut exchange => response,
         ended = connection => match ended {

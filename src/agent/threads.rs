@@ -1,5 +1,5 @@
-//! Starts the threads of the sources, and watches those that must not end. A panic ends only its own thread, so without
-//! the watch its readings would be missing without an error.
+//! Starts the threads of the sources, and watches the threads that must not end. A panic ends only its own thread, so
+//! without the watch its readings would be missing without an error.
 
 use super::settings::{Gpus, SourceSettings};
 use model::id::NodeName;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 /// A check starts between this time and three times this time after the list. Without the pause, an empty list from an
 /// API server that is starting would at once cause one request for each pod of each node. Most deletions arrive by the
-/// watch, so the pause delays few of them.
+/// watch, so the pause delays few deletions.
 const EARLIEST: Duration = Duration::from_millis(500);
 /// Maximum number of checks at the same time. With this limit all 110 pods of a node are checked within a second, and
 /// the API server handles about a hundred requests of one client at a time.

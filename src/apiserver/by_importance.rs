@@ -20,7 +20,7 @@ impl<U: Ord> ByImportance<U> {
         self.0.entry(importance).or_default().insert(uid);
     }
 
-    /// The same. If there are more than `most` objects then, one of those that matter least is removed.
+    /// The same. If there are more than `most` objects then, an object that matters least is removed.
     pub(crate) fn insert_among(&mut self, most: usize, importance: Importance, uid: U) {
         self.insert(importance, uid);
         if self.len() > most {

@@ -25,8 +25,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 use wire::watch::{ApiRefusal, MAX_LINE, refusal};
 
-/// Time limit for a call about one object: a server that takes longer counts as hanging. The API server's own limit is
-/// a minute, and the kubelet waits for the agent meanwhile.
+/// Time limit for a call about one object: a server that takes longer counts as hanging. The API server's own limit is a minute,
+/// and during the call the kubelet waits for the agent.
 const WITHIN: Duration = Duration::from_secs(10);
 /// Time limit for the start of a list or watch: with ten thousand nodes, a list from the server's cache takes seconds.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);

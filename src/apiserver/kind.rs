@@ -663,7 +663,7 @@ mod tests {
         assert_eq!(importance(ended(pod(&json!({}), none))), Importance::HoldsNothing);
     }
 
-    /// kube-scheduler does not ask a new leader about the pods that an earlier one has refused.
+    /// kube-scheduler does not ask a new leader about the pods that an earlier leader has refused.
     #[test]
     fn the_request_of_a_pod_is_kept_while_it_waits_for_this_scheduler() {
         let kind = AllPods::with_rules(&RequestRules::default()).placed_by("gpu-steward".into());

@@ -35,7 +35,7 @@ const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 /// Maximum number of characters of an error text that are kept.
 const MAX_ERROR: usize = 1024;
 
-/// The channels of the one port of a connection.
+/// The channels of a connection's only port.
 const DATA: u8 = 0;
 const ERRORS: u8 = 1;
 

@@ -14,8 +14,8 @@
 //! version, because the last write to a pod that the kubelet has not handled yet is usually its binding. A pod that the store knows
 //! already keeps its place.
 //!
-//! What must never happen here: an object that is gone because a list or a cache does not show it; an older version in
-//! the place of a newer one.
+//! What must never happen here: an object that is gone because a list or a cache does not show it; an older version in the place of
+//! a newer version.
 
 use crate::by_importance::ByImportance;
 use crate::kind::{Followed, Importance, PodsOfNode};
@@ -584,7 +584,7 @@ mod tests {
         read.add(of(100..120, "Failed"), &store);
         read.leave_out(&store);
         assert_eq!((read.objects.len(), read.left_out.len()), (MOST - 1, 20));
-        // Then all of them, and the last of the others: the store gives them the places of those that it holds.
+        // Then all of them, and the last of the others: the store gives them the places of objects that it holds.
         read.add(of(200..200 + MOST, "Running"), &store);
         read.leave_out(&store);
         assert_eq!((read.objects.len(), read.left_out.len()), (20 + MOST - 1, MOST));
@@ -780,7 +780,7 @@ mod tests {
         assert_eq!((list.pods.len(), list.left_out), (MAX_POD_OBJECTS, 5));
         assert_eq!(*list.left_out_plain, [5000, 5001].map(uid), "none that has ended: its containers may be stopping");
         assert_eq!(*list.left_out_unproven, numbers.map(uid));
-        // They stay known however many others an attacker adds, and those that matter least are forgotten first.
+        // They stay known however many others an attacker adds, and objects that matter least are forgotten first.
         (10_000..10_000 + MAX_LEFT_OUT_PODS).for_each(|number| drop(applied(&mut store, pod(number, "Pending"))));
         let list = store.list();
         assert_eq!((list.left_out as usize, &*list.left_out_unproven), (MAX_LEFT_OUT_PODS, &numbers.map(uid)[..]));

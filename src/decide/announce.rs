@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(announce.due(&requested(None), at(10), 0.0), None);
         assert_eq!(announce.due(&requested(None), at(54), 0.0), None);
         assert!(announce.due(&requested(None), at(55), 0.0).unwrap().handshake.is_some());
-        // A stamp speeds up the answer where it agrees with the agent's clock, and is ignored where it does not.
+        // A stamp speeds up the answer if it agrees with the agent's clock, and is ignored otherwise.
         let mut again = Announcer::new(true);
         again.set_register(Some("a".into()));
         again.written(&first, at(0));

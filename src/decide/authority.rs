@@ -12,14 +12,14 @@ use std::time::Duration;
 
 /// How long a certificate authority is valid: it still works if it is replaced a year late.
 pub const AUTHORITY_VALID: Duration = Duration::from_secs(2 * 366 * DAY);
-/// How long an authority signs before the next one is made.
+/// How long an authority signs before the next authority is made.
 const AUTHORITY_SIGNS: Duration = Duration::from_secs(366 * DAY);
 /// How long the next authority is published before it signs. The kubelet updates the files of a ConfigMap within
 /// minutes, but a node may be offline for hours.
 const PUBLISHED_FOR: Duration = Duration::from_secs(DAY);
 /// How long the certificate of a port is valid.
 pub const CERTIFICATE_VALID: Duration = Duration::from_secs(30 * DAY);
-/// How long a certificate is used before a new one is made.
+/// How long a certificate is used before a new certificate is made.
 pub const CERTIFICATE_USED: Duration = Duration::from_secs(10 * DAY);
 
 const DAY: u64 = 24 * 60 * 60;

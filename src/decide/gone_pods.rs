@@ -402,7 +402,7 @@ mod tests {
         }
     }
 
-    /// A user of the node starts so many containers that those of the pod are not sampled.
+    /// A user of the node starts so many containers that the pod's containers are not sampled.
     #[test]
     fn a_pod_whose_containers_may_be_left_out_is_remembered_as_long_as_it_has_a_cgroup() {
         let mut pods = GonePods::default();

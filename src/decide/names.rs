@@ -107,7 +107,7 @@ impl NameTable {
     }
 }
 
-/// The names of those containers whose ids the kubelet has reported.
+/// The names of the containers whose ids the kubelet has reported.
 fn container_names(pod: &Pod) -> impl Iterator<Item = ContainerName> {
     pod.containers.iter().filter_map(|container| {
         Some(ContainerName {

@@ -38,7 +38,7 @@ struct MeasuredUse {
     last: (Monotonic, bool),
     /// Since when all measurements, without a longer gap, have had the same result as the last measurement.
     same_since: Monotonic,
-    /// How long the over-use has lasted, in measured time; `None` while there is none.
+    /// How long the over-use has lasted, in measured time; `None` while there is no over-use.
     over: Option<Duration>,
 }
 

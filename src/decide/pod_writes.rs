@@ -58,7 +58,7 @@ pub struct PodWrite {
     pub annotations: AnnotationChanges,
     /// Version of the content; it grows with each change.
     pub number: u64,
-    /// Number of failed tries before this one.
+    /// Number of failed tries before this try.
     pub failed: u32,
 }
 

@@ -7,8 +7,8 @@ use model::plugin::SecondConnection;
 /// one of several connections ends.
 const KEEPS_CONNECTIONS: (u32, u32) = (1, 37);
 /// What the kubelet does when an agent registers while the previous agent is still registered, by the version in the
-/// Node object. `None` if the version cannot be read. Earlier kubelets drop the newer connection when the older one
-/// ends (`runClient` in `pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go`, read in 1.34 and 1.36).
+/// Node object. `None` if the version cannot be read. Earlier kubelets drop the newer connection when the older
+/// connection ends (`runClient` in `pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go`, read in 1.34 and 1.36).
 #[must_use]
 pub fn second_connection(kubelet: &str) -> Option<SecondConnection> {
     match numbers(kubelet)? {

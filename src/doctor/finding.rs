@@ -79,7 +79,7 @@ impl Finding {
         Finding::new(Verdict::Unknown, code, what)
     }
 
-    /// The same with this evidence, up to [`MAX_EVIDENCE`] lines.
+    /// The finding with this evidence, up to [`MAX_EVIDENCE`] lines.
     pub(crate) fn because(mut self, evidence: impl IntoIterator<Item = String>) -> Finding {
         let mut evidence = evidence.into_iter();
         self.evidence.extend(evidence.by_ref().take(MAX_EVIDENCE));
@@ -90,7 +90,7 @@ impl Finding {
         self
     }
 
-    /// The same with these steps.
+    /// The finding with these steps.
     pub(crate) fn advise<S: Into<String>>(mut self, steps: impl IntoIterator<Item = S>) -> Finding {
         self.advice.extend(steps.into_iter().map(Into::into));
         self

@@ -607,7 +607,7 @@ mod tests {
         assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o1777, "the mode is unchanged");
     }
 
-    /// A container keeps the version that it started with; the next one gets the newest version; an unused version is
+    /// A container keeps the version that it started with; the next container gets the newest version; an unused version is
     /// removed.
     #[test]
     fn only_new_containers_get_a_new_version_of_the_limiter() {

@@ -1,4 +1,4 @@
-//! Failpoints: places between two steps where a test kills the process or holds it.
+//! Failpoints: places between two steps at which a test kills the process or holds it.
 //!
 //! `FAILPOINTS='spec-written=1*return(kill)'` sends SIGKILL to the process the first time it reaches `spec-written`.
 //! `return(hold)` logs a line and blocks the thread for a while. `docs/testing.md` lists all failpoints.

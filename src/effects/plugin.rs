@@ -7,9 +7,9 @@
 //!      └─ register └────────────────────────┘
 //! ```
 //!
-//! The kubelet admits pods one after the other and waits for `Allocate` meanwhile. The gRPC service answers `Allocate`
-//! at once, because the answer holds only a ticket. It queues a message about the ticket before it answers, so the
-//! sharing task gets this message before every later call.
+//! The kubelet admits pods one after the other, and waits for each `Allocate`. The gRPC service answers `Allocate` at
+//! once, because the answer holds only a ticket. It queues a message about the ticket before it answers, so the sharing
+//! task gets this message before every later call.
 //!
 //! What must never happen here: a decision; an answer before the sharing task runs; two registrations of one resource
 //! at the same time that make the kubelet drop the newer registration when the older one ends.

@@ -95,7 +95,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     (r#"DCGM_FI_DEV_GPU_UTIL{instance=~".+", gpu=~".*"}"#, 2, Some(170.0)),
     (r#"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{instance=~".+", gpu=~"0|1"}"#, 2, Some(0.5)),
     (r#"DCGM_FI_DEV_FB_USED{instance=~".+", gpu=~"1"}"#, 1, Some(32.0 * 1024.0)),
-    // 25617: labels become exported_* beside those of the scraped pod
+    // 25617: labels become exported_* beside the labels of the scraped pod
     (
         r#"DCGM_FI_DEV_GPU_UTIL{Hostname=~"node-a", gpu="0", exported_namespace="ml", exported_pod="train-0", exported_container="main"}"#,
         1,

@@ -210,7 +210,7 @@ pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
 }
 
 /// The view of the device plugin. The first GPU is healthy, the second cordoned, the last lost; another owner holds the
-/// last one.
+/// last GPU.
 fn plugin(view: &NodeView) -> PluginView {
     let claim = |pod: u32, container: &str, device: &GpuUuid, gib: Option<u64>| ContainerClaim {
         holder: ContainerKey { pod: pod_uid(pod), container: container.into() },

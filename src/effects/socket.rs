@@ -126,7 +126,7 @@ mod tests {
         let ours = bind("test socket", &path).unwrap();
         let file = SocketFile::of(&ours).unwrap();
         drop(ours);
-        // The old file is kept until the new one exists, so that the new one cannot get the same inode number.
+        // The old file is kept until the new file exists, so that the new file cannot get the same inode number.
         let kept = folder.path().join("old");
         fs::rename(&path, &kept).unwrap();
         let _successor = bind("test socket", &path).unwrap();

@@ -86,7 +86,7 @@ impl AssumedWriter {
                 pace.written(&node, text, now);
             }
             Err(error) => {
-                // The Node may be gone by now, or be another one of its name; the watch will show it.
+                // The Node may be gone by now, or be another Node of its name; the watch will show it.
                 let gone = matches!(error.code(), Some(404 | 409));
                 if !gone && !std::mem::replace(refused, true) {
                     tracing::warn!(%node, %error, "cannot write {ASSUMED}: {error}; tried again, and logged once until it works");

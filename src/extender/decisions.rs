@@ -7,13 +7,13 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use wire::api::decisions::{DecisionJson, DecisionVerb, DecisionsJson};
 
-/// Maximum number of decisions that are kept, those of a few minutes. One with 20 nodes that fit and 20 that do not takes
+/// Maximum number of kept decisions: a few minutes' decisions. A decision with 20 nodes that fit and 20 that do not takes
 /// about 5 KiB.
 const KEPT: usize = 1_000;
 /// Maximum number of fitting nodes, and of refused nodes, that are kept by name. A decision about 5,000 nodes would take
 /// half a MiB.
 pub(super) const NODES: usize = 20;
-/// Maximum number of characters of a pod's name in an answer: those of a namespace and a name.
+/// Maximum number of characters of a pod's namespace and name in an answer.
 const SHOWN: usize = 320;
 
 /// One decision.

@@ -1,7 +1,7 @@
 //! Pods that are bound to Nodes that do not exist, of which there are more than the cluster's state has places for. A Node of such a
 //! name may be created later, and the pod watch may be ahead of the watch of Nodes: then the state takes these pods over.
 //!
-//! The pods are those of the pod watch's store, so they take no more memory than their entries here.
+//! The pods are shared with the pod watch's store, so only their entries here take memory.
 
 use model::id::{NodeName, PodUid};
 use model::pod::Pod;

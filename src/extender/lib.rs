@@ -118,7 +118,7 @@ use watch_health::WatchHealth;
 use wire::resource::RequestRules;
 
 /// Number of workers of the Tokio runtime. A filter call for 5,000 nodes takes a worker for milliseconds; the election and the
-/// watches run beside it.
+/// watches run at the same time.
 const WORKERS: usize = 4;
 /// A heap sample in 2^19 bytes (512 KiB): a filter call for 5,000 nodes allocates more, and each sample walks a stack.
 const HEAP_SAMPLES: usize = 19;

@@ -155,7 +155,7 @@ impl LockedCluster {
         }
     }
 
-    /// The same for pods of the scheduler with this name.
+    /// The same cluster, for pods of the scheduler with this name.
     pub(super) fn of_scheduler(self, scheduler: Arc<str>) -> LockedCluster {
         LockedCluster { scheduler, ..self }
     }
@@ -361,7 +361,7 @@ impl LockedCluster {
         self.known.send_modify(|known| known.pods = known.pods.max(Some(moment)));
     }
 
-    /// The same for Nodes.
+    /// The state has taken over everything that was written to Nodes before this moment.
     pub(super) fn nodes_known(&self, moment: Instant) {
         self.known.send_modify(|known| known.nodes = known.nodes.max(Some(moment)));
     }
@@ -879,7 +879,7 @@ mod tests {
         assert!(is_claimed());
     }
 
-    /// Otherwise nobody would notice the end of a pod that the watch never shows, and its node would stay closed.
+    /// Otherwise the end of a pod that the watch never shows would not be noticed, and its node would stay closed.
     #[test]
     fn a_claim_that_was_overwritten_before_the_watch_showed_it_counts_as_not_shown() {
         let (cluster, pod) = (cluster(), pod());

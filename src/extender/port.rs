@@ -63,8 +63,8 @@ pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
 };
 
 /// The requests for `/metrics` and `/metrics/hami` that may wait at the same time, for the counts or the copy that they
-/// share. Such a request keeps its connection busy, so that it cannot be closed for another one. One request more gets
-/// 503 at once.
+/// share. Such a request keeps its connection busy, so that it cannot be closed for another connection. One request more
+/// gets 503 at once.
 const SCRAPES: AnswerLimits = AnswerLimits {
     // A sixteenth of the connections. The others stay free for kube-scheduler and for probes.
     answers: 32,
@@ -214,7 +214,7 @@ impl ExtenderPort {
         }
     }
 
-    /// Waits until the body of this request may be in memory beside others. Only large bodies wait.
+    /// Waits until the body of this request may be in memory in addition to others. Only large bodies wait.
     async fn room_for(&self, request: &Request<Incoming>) -> Result<Option<SemaphorePermit<'_>>, Elapsed> {
         if request.body().size_hint().upper().is_some_and(|bytes| bytes <= LARGE) {
             return Ok(None);

@@ -56,7 +56,7 @@ pub struct LeaseSettings {
 pub struct StreamSettings {
     /// The address of the port.
     pub listen: SocketAddr,
-    /// The address at which others reach this extender; `None`: the pod's address, else the address of `listen`.
+    /// The address at which others reach this extender; `None`: the pod's address, otherwise the address of `listen`.
     pub address: Option<String>,
     /// The accounts of agents, each as the subject of a token.
     pub accounts: Vec<String>,

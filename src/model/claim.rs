@@ -1,7 +1,7 @@
 //! Claims: all device shares of one pod, by container, as they stand on the pod.
 //!
-//! The kubelet counts slots and does not know memory; a scheduler counts memory and does not know slots. Where the
-//! claim and the kubelet's slots name different GPUs, the claim decides.
+//! The kubelet counts slots and does not know memory; a scheduler counts memory and does not know slots. If the claim
+//! and the kubelet's slots name different GPUs, the claim decides.
 
 use crate::id::{ContainerKey, GpuUuid, NodeName, PodRef, PodUid};
 use crate::time::WallTime;

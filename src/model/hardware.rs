@@ -47,7 +47,7 @@ readings! {
         pub pcie_width: Reading<u32>,
         /// Errors that the GPU reported on its PCIe link (AER), as the kernel counted them since boot.
         pub pcie_errors: PcieErrors,
-        /// Retired memory pages (GPUs before Ampere; later ones remap rows).
+        /// Retired memory pages (GPUs before Ampere; later GPUs remap rows).
         pub retired: RetiredPages,
         /// Its NVLinks in the order of their numbers, including links that are down. At most [`MAX_NVLINKS`].
         pub nvlinks: Reading<Arc<[NvLink]>>,

@@ -38,8 +38,8 @@ impl Histogram {
     }
 }
 
-/// Upper bounds of the buckets of [`ByteHistogram`]. The first one is the dead band of the agents' reports, the last one exceeds the
-/// memory of a GPU.
+/// Upper bounds of the buckets of [`ByteHistogram`]. The first bound is the dead band of the agents' reports, the last bound exceeds
+/// the memory of a GPU.
 pub const BOUNDS_BYTES: [u64; 7] = [64 << 20, 256 << 20, 1 << 30, 4 << 30, 16 << 30, 64 << 30, 256 << 30];
 
 /// Amounts of memory.

@@ -14,7 +14,7 @@ pub struct HostSample {
     pub cpu_system: Reading<Nanos>,
     /// Time with nothing to do.
     pub cpu_idle: Reading<Nanos>,
-    /// Time with nothing to do but wait for storage.
+    /// Time with nothing to do except wait for storage.
     pub cpu_iowait: Reading<Nanos>,
     /// Time that the hypervisor took from this machine.
     pub cpu_steal: Reading<Nanos>,

@@ -33,7 +33,7 @@ pub enum Incident {
 /// Whether a GPU is fit for new containers, and if not, why and until when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuCondition {
-    /// The incidents, ordered, each with the time when it was first seen. The GPU is fit when there are none.
+    /// The incidents, ordered, each with the time when it was first seen. The GPU is fit when there are no incidents.
     pub incidents: Vec<(Incident, Monotonic)>,
     /// When the GPU is fit again if nothing more happens; `None` while an incident is still present in the readings,
     /// and while a reset is required.

@@ -1,4 +1,4 @@
-//! Devices of other vendors in the real-time check of memory. HAMi's design names nine families; none of them is implemented here.
+//! Devices of other vendors in the real-time check of memory. HAMi's design names nine families; no family is implemented here.
 //!
 //! NVIDIA's GPUs do not go through this trait: their agents report memory and processes with each change
 //! ([`crate::agent_stream::ReportedGpu`]). A vendor whose devices are to be checked answers the same question.

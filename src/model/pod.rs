@@ -22,7 +22,7 @@ pub const MAX_CONTAINERS: usize = 128;
 /// annotation that is needed lists 16 GPUs for each of several containers: about 4 KiB, and a pod has three such annotations. The API
 /// server allows 256 KiB, and a node full of such pods must not fill the agent's memory.
 pub const MAX_ANNOTATIONS: usize = 16 * 1024;
-/// Bytes of memory that a kept annotation takes beside its texts: two pointers with lengths, and the counts of two shared texts.
+/// Bytes of memory of a kept annotation without its texts: two pointers with lengths, and the counts of two shared texts.
 pub const ANNOTATION_BYTES: usize = 64;
 /// Upper bound on the extended resources of one container: HAMi has five, MIG a dozen profiles.
 pub const MAX_RESOURCES: usize = 32;

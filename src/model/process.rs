@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Upper bound on the processes of one GPU that are listed one by one (NVML lists a few hundred at most under MPS). The
 /// rest are counted, and their use counts as unattributed.
 pub const MAX_GPU_PROCESSES: usize = 1024;
-/// Upper bound on the host processes in the view; those with the most CPU and memory come first. 4096 entries take
+/// Upper bound on the host processes in the view; processes with the most CPU and memory come first. 4096 entries take
 /// about 1 MiB; on a machine with more processes, `processes_left_out` counts the rest.
 pub const MAX_PROCESSES: usize = 4096;
 

@@ -51,7 +51,7 @@ pub enum Absence {
     Implausible,
     /// The process, cgroup or device disappeared while it was being read.
     Vanished,
-    /// The value is read through a process of the pod, and none was alive.
+    /// The value is read through a process of the pod, and no process was alive.
     NoLivingProcess,
     /// The agent runs in its own PID namespace (no `hostPID`), from which the host's processes cannot be seen.
     ProcessesHidden,

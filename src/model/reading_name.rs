@@ -29,13 +29,13 @@ pub const fn metric(metric: &'static str, unit: &'static str, help: &'static str
 }
 
 impl ReadingName {
-    /// The same with a fixed label. The readings of one metric stand next to each other in their table.
+    /// The name with a fixed label. The readings of one metric stand next to each other in their table.
     #[must_use]
     pub const fn label(self, label: &'static str) -> Self {
         ReadingName { label, ..self }
     }
 
-    /// The same, and shown in JSON as this field.
+    /// The name, shown in JSON as this field.
     #[must_use]
     pub const fn json(self, field: &'static str) -> Self {
         ReadingName { json: Some(field), ..self }

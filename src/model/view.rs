@@ -115,7 +115,7 @@ pub struct GpuView {
     pub processes_left_out: u32,
     /// Pods with at least one process on it, and pods to which the kubelet gave it.
     pub holders: Vec<PodUid>,
-    /// The pods whose names its values and those of its GPU instances can carry.
+    /// The pods whose names its values and its GPU instances' values can carry.
     pub sole_holders: SoleHolders,
     /// Number of processes on it that belong to no pod: host processes, processes of containers without a pod, and
     /// processes without a known owner.

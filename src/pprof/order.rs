@@ -168,7 +168,7 @@ pub(crate) struct CapturedStack {
     /// Labels.
     #[prost(message, repeated, tag = "3")]
     pub(crate) labels: Vec<StackLabel>,
-    /// Shown instead of a stack if there is none: `[running]`.
+    /// Shown instead of a missing stack: `[running]`.
     #[prost(string, tag = "4")]
     pub(crate) instead: String,
 }

@@ -106,7 +106,7 @@ pub async fn serve(listener: TcpListener, settings: Settings, stop: Cancellation
 /// The paths of the admin port, and which callers may use them.
 struct AdminRoutes {
     routes: Router,
-    /// Access to all paths except those in `commands`.
+    /// Access to all paths except the paths in `commands`.
     callers: Access,
     operators: Access,
     /// The paths of the [`OperatorCommands`].

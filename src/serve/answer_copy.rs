@@ -228,7 +228,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn readers_that_take_nothing_keep_no_more_than_the_bound_in_memory() {
-        // The last one is the answer for the largest cluster.
+        // The last case is the answer for the largest cluster.
         for (bytes, most) in [(KEPT / 4, KEPT), (KEPT, LEAST * KEPT), (60 << 20, 120 << 20)] {
             let answers = Answers::of(bytes);
             let mut slow = Vec::new();

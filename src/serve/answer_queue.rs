@@ -84,7 +84,7 @@ impl Line {
         self.permits.available_permits() < self.length
     }
 
-    /// Takes one permit of `semaphore`. If none is free, the request waits in this queue, first come first served.
+    /// Takes one permit of `semaphore`. If no permit is free, the request waits in this queue, first come first served.
     /// `None` when the queue is full.
     async fn wait_for(&self, semaphore: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = Arc::clone(semaphore).try_acquire_owned() {

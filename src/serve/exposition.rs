@@ -183,7 +183,7 @@ impl<'b> Exposition<'b> {
         self.prefixed("", family);
     }
 
-    /// The same with a prefix, for tables whose names several subjects share.
+    /// Like [`Exposition::family`], with a prefix, for tables whose names several subjects share.
     pub fn prefixed(&mut self, prefix: &'static str, family: &MetricFamily) {
         if self.family.is_some_and(|(p, f)| p == prefix && f.name == family.name) {
             return;

@@ -94,8 +94,8 @@ pub trait Mode {
     fn realtime_signal(&mut self);
     /// Waits until the mode itself must end the process, and logs the reason. Cancel safe.
     fn must_end(&self) -> impl Future<Output = Exit>;
-    /// Starts the work that must be done before anything is closed. The mode limits the time of this work; its other
-    /// methods are still called meanwhile. A second SIGTERM or SIGINT ends the process in the signal handler.
+    /// Starts the work that must be done before anything is closed. The mode limits the time of this work, during which
+    /// its other methods are still called. A second SIGTERM or SIGINT ends the process in the signal handler.
     fn before_drain(&mut self) -> Preparation {
         Box::pin(std::future::ready(()))
     }

@@ -30,7 +30,7 @@ pub enum LogFormat {
     Json,
     /// journald's own protocol, with fields.
     Journald,
-    /// journald when stderr is connected to it, else text.
+    /// journald when stderr is connected to it, otherwise text.
     Auto,
 }
 
@@ -66,7 +66,7 @@ pub fn start(format: LogFormat, verbosity: Verbosity) -> Telemetry {
     let repeats = Repeats::default();
     let (output, missing) = output(format);
     let registry = tracing_subscriber::registry().with(filter).with(output_with(repeats.clone(), output));
-    // Fails only if a logger was set before, and nothing else in this program sets one.
+    // Fails only if a logger was set before, and no other code of this program sets a logger.
     let _ = registry.try_init();
     if let Some(error) = missing {
         tracing::warn!(%error, "journald was requested and does not answer; the log goes to stderr as JSON");

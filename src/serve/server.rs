@@ -17,8 +17,8 @@
 //! and stalled writes are bounded here.
 //!
 //! What must never happen here: a wait without an end; a client is refused while another connection has no request or
-//! only waits for its client; a request reaches an application before its caller is checked; a path, a token or another
-//! rule of an application.
+//! only waits for its client; a request reaches an application before its caller is checked; code for a path, a token
+//! or another rule of an application.
 
 pub mod body;
 pub mod certificate;

@@ -8,9 +8,9 @@ use crate::roots::{HostRoots, part};
 /// Maximum number of processes that are read in one container; its first process exists since the start.
 const MAX_PROCESSES: usize = 16;
 
-/// Files that the kubelet and the runtime mount in each container, unless its pod mounts something else there. A
-/// process that sees none of these mounts is not in its container's mount namespace. It is in the runtime's namespace,
-/// because the container has not started yet, or in a namespace that the process has made itself.
+/// Files that the kubelet and the runtime mount in each container, unless its pod mounts another file there. A process
+/// that sees none of these mounts is not in its container's mount namespace. It is in the runtime's namespace, because
+/// the container has not started yet, or in a namespace that the process has made itself.
 const EVERYWHERE: [&[u8]; 3] = [b"/etc/hosts", b"/etc/resolv.conf", b"/dev/termination-log"];
 
 /// Whether something is mounted at `path` in the container with this cgroup. `None` if no process shows the container's

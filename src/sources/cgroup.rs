@@ -13,8 +13,8 @@
 //! (100 pods of 2 containers) every second cost 1.5 ms a pass when all are idle (0.15 % of a core) and 3.4 ms when all
 //! are busy (0.34 %); the first pass costs 36 ms. `sampler::truth` tests this.
 //!
-//! What must never happen here: a value where the kernel does not count, an open file of a cgroup that is gone, a pass
-//! without a limit on its cost.
+//! What must never happen here: a value although the kernel does not count, an open file of a cgroup that is gone, a
+//! pass without a limit on its cost.
 
 pub mod layout;
 pub mod walk;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! What must never happen here: the thread waits for a FIFO or a device. So each file is opened with `O_NONBLOCK`, and
-//! anything but a regular file is refused. A symlink at the end of a path is not followed.
+//! only a regular file is accepted. A symlink at the end of a path is not followed.
 
 use model::Absence;
 use rustix::fd::{AsFd, OwnedFd};
@@ -223,8 +223,7 @@ impl KernelFileReader {
         }
     }
 
-    /// Reads an open file that the kernel writes in one piece, from its beginning: one `pread`, where a whole file
-    /// needs two.
+    /// Reads an open file that the kernel writes in one piece, from its beginning: one `pread`; other files need two.
     ///
     /// # Errors
     /// [`ReadFailure`].

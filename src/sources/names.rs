@@ -40,7 +40,7 @@ const CRI_SOCKETS: [&str; 4] = [
 /// Which socket of the container runtime is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CriSocket {
-    /// The first of the usual sockets where a runtime answers.
+    /// The first of the usual sockets at which a runtime answers.
     Auto,
     /// This socket.
     At(PathBuf),

@@ -40,7 +40,7 @@ pub struct Settings {
     pub roots: HostRoots,
     /// Time between two passes over CPU and memory.
     pub period: Duration,
-    /// Time between two passes over everything else.
+    /// Time between two passes over all other files.
     pub slow_period: Duration,
 }
 
@@ -54,7 +54,7 @@ const OTHER_FILES: u64 = 2048;
 /// Maximum number of files that are kept open: two for each possible cgroup.
 const MOST_FILES: u64 = 2 * (MAX_CGROUPS + MAX_POD_CGROUPS) as u64;
 
-/// Starts the thread `sampler`. It ends at once when `stop` is cancelled while it waits, else after the current pass.
+/// Starts the thread `sampler`. It ends when `stop` is cancelled: at once if it waits, otherwise after the pass.
 ///
 /// # Errors
 /// When the operating system cannot start a thread.

@@ -16,8 +16,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum number of subscriptions to one series at a time: a profiler, the one that replaces it, and two for a
-/// diagnosis. All subscriptions share the samples, so each costs only a list of pointers.
+/// Maximum number of subscriptions to one series at a time: a profiler, its replacement, and two for a diagnosis. All
+/// subscriptions share the samples, so each costs only a list of pointers.
 pub const MAX_SUBSCRIPTIONS: usize = 4;
 
 /// One series: the samples of one kind, in the order in which they are reported.

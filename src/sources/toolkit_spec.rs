@@ -37,7 +37,7 @@ pub struct ToolkitSpec {
 pub enum ToolkitSpecUpdate {
     /// No file has changed since the last poll.
     Unchanged,
-    /// The spec that holds now; `None` if there is none.
+    /// The spec that holds now; `None` without a spec.
     Now(Option<Arc<ToolkitSpec>>),
 }
 

@@ -96,7 +96,7 @@ fn print(agent: &Agent, settings: &Settings) -> Result<(), TopError> {
     }
 }
 
-/// The width from `COLUMNS`, else of the terminal, else [`PLAIN_WIDTH`].
+/// The width from `COLUMNS`, otherwise of the terminal, otherwise [`PLAIN_WIDTH`].
 fn plain_width() -> u16 {
     let from_variable = variable("COLUMNS").parse().ok();
     let from_terminal =

@@ -502,7 +502,7 @@ mod tests {
         assert_eq!(gpu.memory_unattributed, ReportedReading::Absent(Some(Absence::GpuLost)));
     }
 
-    /// The fields that an earlier release knows have their old numbers, and an absent value has none.
+    /// The fields that an earlier release knows have their old numbers, and an absent value has no number.
     #[test]
     fn a_leader_of_an_earlier_release_reads_the_values_and_skips_their_states() {
         #[derive(Clone, PartialEq, prost::Message)]

@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 /// Time limit for the connection and the handshake. After a leader change, the new leader may have thousands of
-/// handshakes to do before this one, and a connection waits up to 4 s.
+/// handshakes to do before this handshake, and a connection waits up to 4 s.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// The protocol of a connection, as negotiated in the TLS handshake (ALPN).

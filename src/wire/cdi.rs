@@ -65,7 +65,7 @@ pub fn of_value(value: Value) -> Result<CdiSpec, DecodeError> {
 /// `None`: any version.
 ///
 /// # Errors
-/// [`DecodeError`] for a spec that no runtime, or not this one, would accept.
+/// [`DecodeError`] for a spec that no runtime, or not this runtime, would accept.
 pub fn encode(spec: &CdiSpec, newest: Option<CdiVersion>) -> Result<String, DecodeError> {
     validate(spec)?;
     let written = CdiSpec { cdi_version: lowest::version(spec), ..spec.clone() };

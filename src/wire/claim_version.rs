@@ -15,7 +15,7 @@
 use crate::annotation_keys::CLAIM_VERSION;
 use crate::decode_error::{DecodeError, shown};
 
-/// The version of the claims that this program writes, and the newest one that it knows.
+/// The version of the claims that this program writes, and the newest version that it knows.
 pub const WRITTEN: u32 = 1;
 /// The oldest reader that understands what this program writes.
 const OLDEST_READER: u32 = 0;
@@ -31,7 +31,7 @@ pub fn encode() -> String {
 /// Whether a reader that knows the versions up to `known` understands claims with this annotation.
 ///
 /// # Errors
-/// [`DecodeError`] if the reader does not understand them, or where the text is not a version.
+/// [`DecodeError`] if the reader does not understand them, or the text is not a version.
 pub fn check(text: &str, known: u32) -> Result<(), DecodeError> {
     let fault = |at: usize| {
         let what = format!("is not a version such as {WRITTEN}/{OLDEST_READER}: {}", shown(text));

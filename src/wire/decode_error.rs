@@ -26,7 +26,7 @@ impl DecodeError {
         DecodeError { key, at, what: what.into() }
     }
 
-    /// An input of `length` bytes where at most `allowed` are read.
+    /// An input of `length` bytes, of which at most `allowed` may be read.
     pub(crate) fn too_long(key: &'static str, length: usize, allowed: usize) -> DecodeError {
         DecodeError::new(key, allowed, format!("is {length} bytes long, more than the {allowed} that are read"))
     }

@@ -40,8 +40,8 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
     })
 }
 
-/// Removes the requests for all resources but these, among which are all that the rules name. The GPU pod stays the same. Anyone
-/// who may create pods can make up names of resources, and an agent or extender keeps thousands of pods.
+/// Removes the requests for all other resources. `names` includes all resources of the rules, so the GPU pod stays the same.
+/// Anyone who may create pods can make up names of resources, and an agent or extender keeps thousands of pods.
 pub fn keep_resources(pod: &mut Pod, names: &[Arc<str>]) {
     let known = |name: &str| names.iter().find(|known| ***known == *name);
     for container in &mut pod.containers {

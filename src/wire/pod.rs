@@ -24,14 +24,14 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Prefixes of the annotations that are kept: HAMi's, those of NVIDIA and HAMi for users, gpu-steward's, Alnair's.
+/// Prefixes of the annotations that are kept: HAMi's, NVIDIA's and HAMi's for users, gpu-steward's, Alnair's.
 const ANNOTATIONS: [&str; 4] = ["hami.io/", nvidia::KEY_PREFIX, "gpu-steward.io/", "ai.centaurus.io/"];
 /// Maximum number of keys with other prefixes that are kept in addition to [`MAX_ANNOTATIONS`], because a user has probably misspelt
 /// them. An event names two.
 const MAX_MISSPELT: usize = 8;
 /// kubelet's annotation on a static pod and its mirror: the hash of the manifest, after which kubelet names the cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// The label that names the group of a pod: of the PodGroups of scheduler-plugins (coscheduling), and of those that use its label.
+/// The label that names the group of a pod, as in PodGroups of scheduler-plugins (coscheduling) and projects that use its label.
 const POD_GROUP: &str = "scheduling.x-k8s.io/pod-group";
 /// kubelet's annotation on the mirror only, with the hash of the manifest.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";

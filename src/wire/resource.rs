@@ -28,7 +28,7 @@ pub type ResourceAmounts = BTreeMap<String, String>;
 const MAX_NUMBER: i64 = i32::MAX as i64;
 /// Maximum amount of cores, in percent of the SM time of one GPU.
 const MAX_CORES: i64 = 100;
-/// The lower of HAMi's two priorities; 0 is the higher one.
+/// The lower of HAMi's two priorities; 0 is the higher priority.
 const MAX_PRIORITY: i64 = 1;
 /// Suffixes that mean bytes in an amount of memory. The API server itself writes `3k` for 3000, but no GPU has a million MiB.
 const BYTE_SUFFIXES: [&str; 10] = ["Mi", "Gi", "Ti", "Pi", "Ei", "M", "G", "T", "P", "E"];

@@ -51,7 +51,7 @@ const ENOUGH_NAMESPACES: usize = 2;
 /// to start, or wait for an init container that never ends.
 const AT_ONCE: usize = 8;
 /// Maximum number of containers that are checked at once: four in each of 110 pods, the kubelet's default maximum.
-/// Others are checked later.
+/// Further containers are checked later.
 const MAX_CHECKS: usize = 512;
 
 impl CdiChecks {

@@ -159,7 +159,7 @@ impl Counts {
         self.now.without_gpu = u32::try_from(pods).unwrap_or(u32::MAX);
     }
 
-    /// Sets which devices are not offered. Logs those that were offered before or get another reason.
+    /// Sets which devices are not offered. Logs devices that were offered before or get another reason.
     pub(super) fn withheld_are(&mut self, withheld: Vec<WithheldDevice>) {
         if *self.now.withheld == *withheld {
             return;

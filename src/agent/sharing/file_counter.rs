@@ -49,7 +49,7 @@ impl FileCounter {
         FileCounter { limit, reporter, warned: false, counting: false, last: None, ends: mpsc::channel(1) }
     }
 
-    /// Whether the next count is due and the last one has ended.
+    /// Whether the next count is due and the last count has ended.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.counting && self.last.is_none_or(|last| now - last >= COUNT)
     }

@@ -32,7 +32,7 @@ pub(crate) struct HostFindings {
     pub limiter: Option<LimiterLibrary>,
     /// The container runtime that answered last (`containerd://2.1.4`).
     pub runtime: Option<Arc<str>>,
-    /// The folders that were searched for a CDI spec of the toolkit, if none of them has such a spec.
+    /// The folders that were searched for a CDI spec of the toolkit, if no folder has such a spec.
     pub without_spec: Option<Arc<str>>,
 }
 

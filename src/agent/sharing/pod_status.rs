@@ -350,8 +350,8 @@ impl PodStatusWriter {
         self.phases.is_awaited(pod.cgroup_uid(), phase(pod))
     }
 
-    /// The pods of this list that HAMi's scheduler waits for. If there are none, the sharing task stops looking in the
-    /// checkpoint.
+    /// The pods of this list that HAMi's scheduler waits for. If there are no such pods, the sharing task stops looking
+    /// in the checkpoint.
     pub(super) fn awaited<'a>(&mut self, pods: &'a PodList) -> Vec<&'a Pod> {
         let awaited: Vec<&Pod> = pods.pods.iter().map(AsRef::as_ref).filter(|pod| self.is_awaited(pod)).collect();
         if awaited.is_empty() {

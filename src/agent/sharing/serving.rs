@@ -66,9 +66,9 @@ impl Run {
         Run { closing, closed, stop, progress, served, alone, followed: Arc::default(), beside: Arc::default() }
     }
 
-    /// Waits until this agent has to stop and may stop before its turn. If it registered beside the previous agent, it
-    /// must take its turn first: the kubelet already calls this agent, and only this agent's last device list tells the
-    /// kubelet that the agent ends.
+    /// Waits until this agent has to stop and may stop before its turn. If it registered while the previous agent ran,
+    /// it must take its turn first: the kubelet already calls this agent, and only this agent's last device list tells
+    /// the kubelet that the agent ends.
     async fn stops_before_its_turn(&self) {
         self.closing.cancelled().await;
         if self.beside.load(Ordering::Relaxed) {

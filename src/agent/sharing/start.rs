@@ -166,7 +166,7 @@ fn watcher(settings: &AgentSettings) -> Result<HostWatcher, String> {
 }
 
 /// Warns when the agent lacks the capabilities to open every folder of containers. A user of a container can create a
-/// folder that only this user may enter, and a container's root user can close a folder to everyone.
+/// folder that only this user may enter, and a container's root user can close a folder to all users.
 fn warn_of_closed_folders() {
     let sets = rustix::thread::capabilities(None);
     // If the kernel does not report the capabilities, there is nothing to warn about.

@@ -1,4 +1,4 @@
-//! The kubelet's topology manager policy, from the setting or else from the kubelet's configuration file.
+//! The kubelet's topology manager policy, from the setting, otherwise from the kubelet's configuration file.
 
 use crate::settings::Topology;
 use sources::kubelet_config::{self, KubeletConfigError};

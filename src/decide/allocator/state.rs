@@ -22,7 +22,7 @@ pub const MAX_GPU_PODS: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WithoutClaim {
     /// `Share` if no scheduler that knows GPUs (HAMi's, or a scheduler with the GPU extender) has ever placed a pod on
-    /// this node, else `Refuse`.
+    /// this node, otherwise `Refuse`.
     Auto,
     /// The pod gets the GPUs of its slots, as with time-slicing.
     Share,

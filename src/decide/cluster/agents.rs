@@ -11,8 +11,8 @@
 //! handshake ([`super::handshake_age`]).
 //!
 //! A new leader does not know the pods that ended, or that an etcd restore removed, before it won the election. If processes or
-//! containers of such a pod are left, only the report of its node shows them. The report names no amounts that could be counted as
-//! a claim, so the GPU takes no new claims until a report shows none of that pod.
+//! containers of such a pod are left, only the report of its node shows them. The report names no amounts that could be counted as a
+//! claim, so the GPU takes no new claims until a report shows no process of that pod.
 //!
 //! What must never happen here: a report releases the claim of a pod that runs according to the API server, or whose processes the
 //! report does not know; the end of an old stream ends a newer stream.
@@ -41,7 +41,7 @@ const LOOK_FOR_SILENT: Duration = Duration::from_secs(1);
 /// Why a message of a stream is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReportRefusal {
-    /// A newer stream of the same node has replaced this one.
+    /// A newer stream of the same node has replaced this stream.
     #[error("a newer stream of this node has begun")]
     Replaced,
     /// The change makes the report larger than its bounds.

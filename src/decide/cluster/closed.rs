@@ -299,7 +299,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// Everyone who may create pods may let thousands of them name a node, and each report and each filter call asks for this.
+    /// Anyone who may create pods can let thousands of pods name a node, and each report and each filter call asks for this.
     #[test]
     fn of_the_pods_that_have_not_started_only_those_are_looked_at_that_may_hold_gpus() {
         let uid = |n: u32| PodUid::parse(&format!("{n:032x}")).unwrap();
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!((first(&pods, &[&uid(8), &uid(7)]), looked.get()), (because(&uid(7)), 3));
         assert_eq!(first(&pods, &[&other]), because(&other));
         assert!(Arc::ptr_eq(&pods.unknown, &pods.clone().unknown), "a copy of the node shares them");
-        // The container of one has run, and that of another turns out not to have.
+        // The container of one pod has run, and another pod's container turns out not to have.
         assert!(pods.unknown_is(&uid(1), Some(UnknownClaim::Other)));
         assert!(pods.unknown_is(&other, Some(UnknownClaim::NotStarted)));
         assert_eq!(first(&pods, &[&uid(1), &other]), because(&uid(1)));

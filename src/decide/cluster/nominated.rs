@@ -251,7 +251,7 @@ impl ClusterState {
         }
     }
 
-    /// Whether room on this node is kept for another pod than this one.
+    /// Whether room on this node is kept for another pod.
     #[must_use]
     pub fn keeps_room_for_another(&self, uid: &PodUid, node: &NodeName) -> bool {
         let here = self.nominated.on_node.get(node).into_iter().flatten();

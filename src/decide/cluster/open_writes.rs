@@ -92,8 +92,8 @@ mod tests {
     }
 
     proptest! {
-        /// The API server may carry out a late write at any time while the pod has the version that the write names.
-        /// Once the writes no longer count as open, none of them can be carried out.
+        /// The API server may carry out a late write at any time while the pod has the version that the write names. Once the
+        /// writes no longer count as open, no write can be carried out.
         #[test]
         fn no_void_write_can_be_carried_out(
             history in proptest::collection::vec(prop_oneof![Just(Happens::Write), Just(Happens::Change), Just(Happens::Read)], 0..40),

@@ -205,7 +205,7 @@ pub(super) mod tests {
         // For another pod nothing was evicted there.
         let other = cluster.preempt(&slice(8, WHOLE), Some(&nominated), &plan[1..2], second(1));
         assert_eq!(other, PreemptVerdict::Offers(vec![0]));
-        // The eviction has failed, so another one is planned after a minute.
+        // The eviction has failed, so another eviction is planned after a minute.
         let late = cluster.preempt(&urgent, Some(&nominated), &plan[1..2], second(61));
         assert_eq!(late, PreemptVerdict::Offers(vec![0]));
     }
@@ -251,7 +251,7 @@ pub(super) mod tests {
         cluster.pod_is_being_deleted(&slice(0, 1).uid, true);
         let kept = |cluster: &ClusterState| cluster.nominated.kept();
         for n in 0..u32::try_from(MOST).unwrap() + 10 {
-            // Of pods of one priority only the first would wait for the one GPU.
+            // Among pods of one priority only the first would wait for the one GPU.
             let pod = PlacementRequest { priority: i32::try_from(n).unwrap(), ..slice(100 + n, WHOLE) };
             cluster.preempt(&pod, None, &[("node-1", &[slice(1, 1).uid])], second(n.into()));
             assert!(cluster.waits_for_ends(&pod, &name(0), second(n.into())));

@@ -11,7 +11,7 @@ pub(super) struct Suitability(u64);
 
 /// The highest bit: the memory that the pod requests is really free.
 const REALLY_FREE: u64 = 1 << 63;
-/// The next bit: the pod also fits beside the pods that the filter expects on the node.
+/// The next bit: the pod also fits if all pods that the filter expects on the node are bound there.
 const BESIDE_PROPOSALS: u64 = 1 << 62;
 /// An odd number with random bits: the golden ratio times 2^64.
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -248,7 +248,7 @@ mod tests {
         holder(&mut cluster, 1, "ml", 30);
         holder(&mut cluster, 2, "web", 0);
         let whole = pod(3, vec![container(ContainerRole::App, 1, 1000, 100)]);
-        // Too much SM time is claimed for all of it, so the reason is another one.
+        // Too much SM time is claimed for all of it, so there is another reason.
         assert_eq!(details(&mut cluster, &whole), [""; 0]);
         let mut mutex = slice(4, 1000);
         mutex.preference.gpu_policy = Some(GpuPolicy { idle_only: true, ..GpuPolicy::default() });

@@ -67,8 +67,8 @@ pub enum NodeChoice {
     Extender,
 }
 
-/// Maximum number of nodes that the filter names, of those that fit. kube-scheduler computes points for each named node, which
-/// takes most of its time for a pod with thousands of nodes.
+/// Maximum number of fitting nodes that the filter names. kube-scheduler computes points for each named node, which takes most of
+/// its time for a pod with thousands of nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnsweredNodes {
     /// 5 % of the nodes in the call and at least 100: as many as kube-scheduler itself checks in a large cluster.

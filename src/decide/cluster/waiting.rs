@@ -439,7 +439,7 @@ mod tests {
         assert_eq!([has(0), has(1), has(5), has(6), has(most + 4)], [true, false, false, true, true]);
     }
 
-    /// Everyone who may create pods decides how large a request is: 256 UUIDs fit into the annotations of a pod.
+    /// Anyone who may create pods decides how large a request is: 256 UUIDs fit into the annotations of a pod.
     #[test]
     fn a_refused_pod_with_a_large_request_is_counted_and_its_request_is_not_kept() {
         let mut pods = WaitingPods::default();

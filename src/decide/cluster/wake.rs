@@ -192,7 +192,7 @@ impl ClusterState {
         }
     }
 
-    /// This process no longer decides: another leader learns what its wakes have led to.
+    /// This process no longer decides: another leader learns the outcome of its wakes.
     pub(super) fn forget_wakes(&mut self) {
         self.wakes.kept.clear();
         self.wakes.pace.forget_open();

@@ -74,8 +74,8 @@ impl RefusalReason {
         self.text().trim_start_matches(UNFIT)
     }
 
-    /// The code as answers, events and logs write it: HAMi's code where HAMi has one, after `UNFIT` if the node is not for this
-    /// pod, whatever is free there.
+    /// The code as answers, events and logs write it: HAMi's code if HAMi has one, after `UNFIT` if the node is not for this pod,
+    /// whatever is free there.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {

@@ -106,7 +106,7 @@ impl NodeEdits {
         self.limiter.as_ref().filter(|_| container_limits.devices.iter().any(|device| !device.uuid.is_mig_instance()))
     }
 
-    /// Every variable on which limits depend, each with a value, so that the pod can set none of them.
+    /// Every variable on which limits depend, each with a value, so that the pod cannot set these variables.
     fn variables(&self, container_limits: &ContainerLimits) -> Vec<String> {
         let uuids: Vec<&str> = container_limits.devices.iter().map(|device| device.uuid.as_str()).collect();
         let visible = if self.runtime_injects { uuids.join(",") } else { "void".into() };

@@ -82,7 +82,7 @@ pub(super) fn link_spec(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> 
     write().or_else(|_| put_spec(path, bytes))
 }
 
-/// Writes a file whole or not at all: first a hidden file beside it, then a rename.
+/// Writes a file whole or not at all: first a hidden file in the same folder, then a rename.
 pub(super) fn rename_into_place(path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     rename_through(&path.with_file_name(format!(".{name}.new")), path, bytes, mode)

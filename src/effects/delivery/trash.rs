@@ -46,8 +46,8 @@ const MAX_NAMES: usize = 4096;
 const PER_VISIT: u32 = 16 * PAUSE_EVERY;
 /// Maximum number of rounds in one call. After them, the call returns even if entries are left.
 const MAX_ROUNDS: usize = 8;
-/// Maximum number of passes over one folder in one visit. Entries that a pass missed, or that were added meanwhile,
-/// wait for the next visit.
+/// Maximum number of passes over one folder in one visit. Entries that a pass missed, or that were added during the
+/// passes, wait for the next visit.
 const MAX_PASSES: usize = 2;
 /// Maximum number of names that are tried to find a free name. Names of an earlier agent process may be taken.
 const MAX_TRIES: usize = 1 << 20;

@@ -30,7 +30,7 @@ pub struct ProcessFootprint {
     pub address_space: Reading<Bytes>,
     /// Open files.
     pub files: Reading<Count>,
-    /// Limit of open files.
+    /// Maximum number of open files.
     pub files_limit: Reading<Count>,
     /// Threads.
     pub threads: Reading<Count>,

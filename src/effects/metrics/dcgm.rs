@@ -121,7 +121,7 @@ fn mib(reading: &Reading<Bytes>) -> Reading<SampleValue> {
     reading.map(|bytes| SampleValue::Whole(bytes.0 / Bytes::MIB))
 }
 
-/// The last XID; 0 if none was seen, as in dcgm-exporter; `None` for a GPU that does not answer.
+/// The last XID; 0 if no XID was seen, as in dcgm-exporter; `None` for a GPU that does not answer.
 fn last_xid(gpu: &GpuView) -> Option<u32> {
     let answers = gpu.sample.memory_used.value().is_some() || gpu.sample.utilization.value().is_some();
     gpu.last_xid.as_ref().map(|xid| xid.code).or(answers.then_some(0))

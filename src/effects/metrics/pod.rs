@@ -180,7 +180,7 @@ pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposit
     one(CONTAINER, &containers, subjects, out);
 }
 
-/// Writes only those metrics of pods that are about GPUs.
+/// Writes only the metrics of pods that are about GPUs.
 pub fn write_shares(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
     shares(POD, &pods, subjects, out);

@@ -1,5 +1,5 @@
-//! Turns a `NodeUsage` message into the JSON that `gpu-steward usage -o json` prints. The field names are those of
-//! `usage.proto`, numbers are JSON numbers, and a reading has either `value` with its time or `absent`.
+//! Turns a `NodeUsage` message into the JSON that `gpu-steward usage -o json` prints. The field names are the same as
+//! in `usage.proto`, numbers are JSON numbers, and a reading has either `value` with its time or `absent`.
 
 use proto::usage::{
     Absence, Bytes, Count, Gpu, GpuSource, Health, MigInstance, NodeUsage, Percent, PodShare, gpu_source,

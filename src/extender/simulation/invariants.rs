@@ -30,7 +30,7 @@ use wire::annotation_keys::{ALLOCATED, EPOCH};
 /// began in the term.
 const GRACE: u32 = 12;
 
-/// The least time between two wakes of a pod: ten seconds, less the time that a busy process may take to send the first one.
+/// The least time between two wakes of a pod: ten seconds, less the time that a busy process may take to send the first wake.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// How long an answer may be on its way.

@@ -262,8 +262,8 @@ impl ContainerIs {
     }
 }
 
-/// The most that is taken at any moment: init containers run one after the other beside the sidecars before them, then
-/// everything else runs together.
+/// The most that is taken at any moment: init containers run one after the other, together with the sidecars before them,
+/// then all other containers run together.
 fn moments(shape: &[ContainerShape], of: impl Fn(usize) -> Taken) -> Taken {
     let (mut beside, mut most) = (Taken::default(), Taken::default());
     for (at, container) in shape.iter().enumerate() {

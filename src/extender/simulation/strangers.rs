@@ -1,4 +1,4 @@
-//! What must hold of memory that strangers use: processes that belong to no pod.
+//! Checks the memory that strangers use, which are processes that belong to no pod.
 //!
 //! | moment | what must hold |
 //! |---|---|

@@ -29,7 +29,7 @@ use wire::annotation_keys::WAKE;
 /// How long a request without an answer stays open.
 const HANGS: u64 = 60 * SECOND;
 /// An extender gives up a connection that died silently within this time: it waits 75 s for a watch that is quiet, and may be
-/// paused meanwhile.
+/// paused in that time.
 const NOTICES: u64 = 180 * SECOND;
 
 /// One step.

@@ -100,8 +100,7 @@ fn cut(value: &str, most: usize) -> &str {
     &value[..value.floor_char_boundary(most)]
 }
 
-/// Appends one field. A value of several lines is written with its length, so that none of its lines is read as another
-/// field.
+/// Appends one field. A value of several lines is written with its length, so that no line is read as another field.
 fn put(entry: &mut Vec<u8>, name: &str, value: &str) {
     if name.is_empty() {
         return;

@@ -69,9 +69,9 @@ const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_
 pub const POD_STEPS: &str = "pod_steps";
 
 /// The filter of each number: 0 logs key events, warnings and errors; 2 what the agent does about them; 4 each step; 5 each step of
-/// each pod ([`POD_STEPS`]), and the libraries too, except those in `CHATTY`. Below 5 libraries log warnings and errors only, because
-/// their info lines are not for operators. The API client (`kube_client`) logs nothing below 5: it would log failed requests as
-/// errors, which its caller handles, counts and logs itself.
+/// each pod ([`POD_STEPS`]), and the libraries too, except the libraries in `CHATTY`. Below 5 libraries log warnings and errors only,
+/// because their info lines are not for operators. The API client (`kube_client`) logs nothing below 5: it would log failed requests
+/// as errors, which its caller handles, counts and logs itself.
 pub fn filter(verbosity: Verbosity) -> Filter {
     let (ours, libraries) = match verbosity.0 {
         0 | 1 => (LevelFilter::INFO, LevelFilter::WARN),

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 /// The limits of a request body.
 #[derive(Clone, Copy, Debug)]
 pub struct BodyLimits {
-    /// Most bytes.
+    /// Maximum number of bytes.
     pub bytes: usize,
     /// Longest time from the first byte to the last.
     pub time: Duration,
@@ -70,8 +70,8 @@ where
     read
 }
 
-/// Reads the rest of a body that is too large, up to this many bytes, and keeps none of it. Otherwise a client that
-/// sends its whole body before it reads the answer would see a closed connection and no reason.
+/// Reads and discards the rest of a body that is too large, up to this number of bytes. Otherwise a client that sends
+/// its whole body before it reads the answer would see a closed connection and no reason.
 async fn discard<B: Body<Data = Bytes> + Unpin>(body: &mut B, mut bytes: usize) {
     while let Some(Ok(frame)) = body.frame().await {
         bytes = match bytes.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tokio_rustls::TlsAcceptor;
 
-/// Pause between two checks of the files. Renewal tools replace certificates days before the old ones expire.
+/// Pause between two checks of the files. Renewal tools replace certificates days before they expire.
 const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// The protocols of HTTP/1 and HTTP/2 in the TLS handshake (ALPN).

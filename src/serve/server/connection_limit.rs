@@ -1,6 +1,6 @@
-//! Limits the number of open connections. When the limit is reached, the server closes a connection of the address with
-//! the most connections: the connection that has been idle longest or, if none is idle, the connection that has waited
-//! longest for its client to take an answer.
+//! Limits the number of open connections. When the limit is reached, the server closes a connection of the address with the
+//! most connections: the connection that has been idle longest or, if all are busy, the connection that has waited longest
+//! for its client to take an answer.
 //!
 //! So a client with a thousand connections costs no more memory than the limit allows, never keeps a health check out,
 //! and never closes the connection that another address keeps open. A client that makes requests and reads no answers
@@ -92,7 +92,7 @@ pub(super) struct ConnectionPermit(Arc<Slot>);
 #[derive(Clone, Debug)]
 pub struct Newcomer(Arc<Slot>);
 
-/// A request is being answered. When the last one of a connection is dropped, the connection is idle again.
+/// A request is being answered. When the last such value of a connection is dropped, the connection is idle again.
 #[derive(Debug)]
 pub(super) struct Busy {
     slot: Arc<Slot>,
@@ -239,7 +239,7 @@ impl ConnectionPermit {
         self.0.close.cancelled().await;
     }
 
-    /// With this the application says that the client has shown who it is.
+    /// The value with which the application says that the client has shown who it is.
     pub(super) fn newcomer(&self) -> Newcomer {
         Newcomer(Arc::clone(&self.0))
     }

@@ -64,7 +64,7 @@ pub struct ControllerTrees {
     pub blkio: Option<Vec<u8>>,
     /// Tasks.
     pub pids: Option<Vec<u8>>,
-    /// The v2 tree beside them, which has pressure.
+    /// The v2 tree alongside them, which has pressure.
     pub unified: Option<Vec<u8>>,
 }
 

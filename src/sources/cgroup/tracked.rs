@@ -283,7 +283,7 @@ impl TrackedCgroup {
         kernel.pids = pids;
     }
 
-    /// The number of processes, if none of them is hidden from the agent.
+    /// The number of processes, if no process is hidden from the agent.
     fn all_listed(&self, visibility: ProcVisibility, hidden: u32, listed: u64) -> Result<Count, Absence> {
         let left_out = match visibility {
             ProcVisibility::Machine => false,

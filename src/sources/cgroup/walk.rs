@@ -108,10 +108,10 @@ impl CgroupWalk {
         }
     }
 
-    /// Searches for new pods and containers where something has changed. A `full` walk also searches where the file
-    /// system does not count subdirectories, and from time to time everywhere (a thorough walk). `keep` keeps a cgroup,
-    /// or returns `false` if the table is full. Returns the number of cgroups that were not kept; a walk that is not
-    /// thorough repeats the number of the last thorough walk.
+    /// Searches changed directories for new pods and containers. A `full` walk also searches directories on file systems
+    /// that do not count subdirectories, and from time to time all directories (a thorough walk). `keep` keeps a cgroup, or
+    /// returns `false` if the table is full. Returns the number of cgroups that were not kept; a walk that is not thorough
+    /// repeats the number of the last thorough walk.
     pub fn find(
         &mut self,
         reader: &mut KernelFileReader,

@@ -109,7 +109,7 @@ fn pause(waits: u32, stop: &CancellationToken) {
     }
 }
 
-/// The newest text of the log, and the position in it where the last read ended; `None` if that is no longer there.
+/// The newest text of the log, and the position in it at which the last read ended; `None` if that is no longer there.
 fn read_newest(seen: &Seen) -> Result<(Vec<u8>, Option<usize>)> {
     let mut text = Vec::new();
     for size in SIZES {

@@ -127,7 +127,7 @@ fn of_container(container: &Container) -> Option<ContainerName> {
     })
 }
 
-/// The image as the pod's author wrote it, else as the runtime resolved it.
+/// The image as the pod's author wrote it, otherwise as the runtime resolved it.
 fn image(container: &Container) -> Option<Arc<str>> {
     let spec = container.image.as_ref();
     let author = spec.map(|spec| spec.user_specified_image.as_str());

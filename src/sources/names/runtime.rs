@@ -7,8 +7,8 @@ use proto::cri::{StatusRequest, VersionRequest};
 use std::path::{Path, PathBuf};
 use wire::runtime_config::{self, RuntimeConfig};
 
-/// The runtime (`containerd://2.1.4`, as a Node names it) and its configuration, from the first of these sockets where
-/// a runtime answers.
+/// The runtime (`containerd://2.1.4`, as a Node names it) and its configuration, from the first of these sockets at
+/// which a runtime answers.
 pub(super) async fn read(paths: &[PathBuf]) -> Result<(String, RuntimeConfig), String> {
     if paths.is_empty() {
         return Err("the container runtime is not used (--cri-socket=none)".into());

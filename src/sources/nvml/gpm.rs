@@ -46,7 +46,7 @@ const RATES: [PhysicalRange; 4] = [
     PhysicalRange::COUNTED_NVLINK_RX,
 ];
 
-/// Architectures without GPM, as NVML names them; on unknown ones the agent calls NVML.
+/// Architectures without GPM, as NVML names them; on unknown architectures the agent calls NVML.
 const WITHOUT: [&str; 7] = ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada"];
 
 /// Takes a sample of the whole GPU and of its instances, and computes the counters since the previous samples.

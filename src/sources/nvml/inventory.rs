@@ -140,7 +140,7 @@ impl Search<'_> {
         identify(self.source, (round, index), device, self.before)
     }
 
-    /// Identifies the GPUs at the indices without a known GPU, except those that may belong to a GPU that hangs.
+    /// Identifies the GPUs at the indices without a known GPU, except indices that may belong to a GPU that hangs.
     fn identify_rest(&mut self, left: &[u32]) {
         let only_index = self.source.heartbeat.skips_an_index();
         if !self.moved || (self.hanging.is_empty() && !only_index) {

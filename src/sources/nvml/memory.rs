@@ -64,7 +64,7 @@ pub(super) fn read(gpu: &mut PolledGpu, procfs: &Path, at: Monotonic) {
 ///
 /// For a GPU without memory of its own, some drivers refuse the call, and others answer with the size of the host's memory,
 /// of which nothing is in use. A driver may also refuse the call for a GPU with memory of its own, or its size may be the
-/// host's by chance. So the GPU gets the host's memory only if two more answers say that it has none.
+/// host's by chance. So the GPU gets the host's memory only if two more answers say that it has no memory of its own.
 pub(super) fn identify(
     round: &mut PollRound<'_>,
     device: &Device<'static>,

@@ -476,7 +476,7 @@ pub(super) fn absent(reporter: &Reporter, gpu: &GpuUuid, why: Absence) {
     }));
 }
 
-/// The next deadline that lies in the future. Missed deadlines are skipped, and later ones do not move.
+/// The next deadline that lies in the future. Missed deadlines are skipped, and later deadlines do not move.
 fn next(deadline: Monotonic, period: Duration, now: Monotonic) -> Monotonic {
     let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
     let missed = now.0.saturating_sub(deadline.0) / period;

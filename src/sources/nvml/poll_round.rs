@@ -89,7 +89,7 @@ impl<'a> PollRound<'a> {
     }
 }
 
-/// For an identity, which does not change: the old value stays when the new one could not be read.
+/// For an identity, which does not change: the old value stays when the new value could not be read.
 pub(super) fn settle<T: PartialEq>(old: Reading<T>, fresh: Reading<T>) -> Reading<T> {
     if matches!((&old, &fresh), (Reading::Measured(..), Reading::Absent(_))) { old } else { renew(old, fresh) }
 }

@@ -54,7 +54,7 @@ struct Graphics {
 
 impl Graphics {
     /// Whether the list must be read. `unexplained` is the used memory that belongs to no process of the other lists.
-    /// `seen`: a process that is in none of the other lists used the GPU.
+    /// `seen`: a process that is in no other list used the GPU.
     fn must_read(&mut self, unexplained: Option<u64>, seen: bool) -> bool {
         let grown = match (self.unexplained, unexplained) {
             (Some(before), Some(now)) => now >= before.saturating_add(UNEXPLAINED.0),
@@ -201,7 +201,7 @@ fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients, uses: &Uses) -> Resu
     Ok(all)
 }
 
-/// Used memory that belongs to none of these processes; `None` if the driver does not report the used memory, or the
+/// Used memory that belongs to no process in the lists; `None` if the driver does not report the used memory, or the
 /// memory of a process.
 fn unexplained(used: Option<Bytes>, listed: &BTreeMap<u32, Listed>) -> Option<u64> {
     let explained = listed.values().try_fold(0_u64, |sum, entry| Some(sum.saturating_add(entry.memory?.ok()?.0)))?;

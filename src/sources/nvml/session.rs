@@ -48,7 +48,7 @@ pub(super) struct Session {
     /// The library, once it was initialised; it is never unloaded.
     loaded: Option<&'static Nvml>,
     /// How often the library was initialised since its last shutdown. It is not shut down while a thread may hang in
-    /// it; meanwhile the count grows by one each time the driver goes away.
+    /// it; then the count grows by one each time the driver goes away.
     inits: u32,
     open: bool,
     verified: bool,

@@ -101,7 +101,7 @@ impl Recent {
                 && seen.code == xid.code
                 && seen.source != xid.source
         });
-        // If the error has happened twice, each report of the log belongs to another one of them.
+        // If the error has happened twice, each report of the log belongs to another occurrence.
         if let Some(twin) = twins.min_by_key(|seen| seen.named || seen.stated) {
             let process = xid.pid.is_some() && !std::mem::replace(&mut twin.named, true);
             let severity = xid.severity.is_some() && !std::mem::replace(&mut twin.stated, true);

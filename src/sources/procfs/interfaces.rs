@@ -88,8 +88,8 @@ impl Interfaces {
 }
 
 /// Whether the agent is in the network namespace of process 1, so that the agent's own `/sys` shows the machine's
-/// interfaces. Compares the namespace links if the agent may read them, else the inodes of the counter files, which
-/// differ between namespaces.
+/// interfaces. Compares the namespace links if the agent may read them, otherwise the inodes of the counter files,
+/// which differ between namespaces.
 fn same_network(reader: &mut KernelFileReader, procfs: &[u8]) -> bool {
     let by_link = |reader: &mut KernelFileReader, process| namespace(reader, procfs, process, "net");
     if let Ok(host) = by_link(reader, b"1") {

@@ -284,12 +284,12 @@ pub(crate) fn label_keys(text: &str) -> Result<LabelKeys, Why> {
     Ok(keys.into())
 }
 
-/// `None` for `none`, else the result of `parse`.
+/// `None` for `none`, otherwise the result of `parse`.
 pub(crate) fn unless_none<T>(text: &str, parse: impl Fn(&str) -> Result<T, Why>) -> Result<Option<T>, Why> {
     if text == "none" { Ok(None) } else { parse(text).map(Some) }
 }
 
-/// `None` for `auto`, else the result of `parse`.
+/// `None` for `auto`, otherwise the result of `parse`.
 pub(crate) fn unless_auto<T>(text: &str, parse: impl Fn(&str) -> Result<T, Why>) -> Result<Option<T>, Why> {
     if text == "auto" { Ok(None) } else { parse(text).map(Some) }
 }

@@ -28,7 +28,7 @@ use wire::api::Snapshot;
 
 /// Time between two checks of keys and signals: short enough to feel immediate, long enough to cost almost nothing.
 const TICK: Duration = Duration::from_millis(100);
-/// Length of the queue of answers: an answer to show, and an answer that arrives meanwhile.
+/// Length of the queue of answers: an answer to show, and the next answer.
 const WAITING: usize = 2;
 
 /// The error that ended the live view.

@@ -177,7 +177,7 @@ impl State {
             Key::Interrupt => self.done = true,
             Key::Redraw => self.redraw = true,
             _ if self.typing => self.type_filter(key),
-            // Any key leaves the help page, and does nothing else.
+            // On the help page, any key only leaves the page.
             _ if self.help => self.help = false,
             _ => self.command(key),
         }
