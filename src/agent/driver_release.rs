@@ -7,7 +7,7 @@ use sources::nvml::DriverGate;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Length of a release if the caller gives none. A reset of one GPU takes some seconds.
+/// Length of a release if the caller gives no length. A reset of one GPU takes some seconds.
 pub(super) const USUAL: Duration = Duration::from_secs(60);
 
 /// Controls the driver gate of the sources.

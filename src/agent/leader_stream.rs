@@ -36,7 +36,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use wire::token;
 
-/// For this long after a stream to a leader has ended, the agent expects to find the next leader. A leader change takes
+/// How long the agent expects to look for the next leader after a stream to a leader has ended. A leader change takes
 /// half a minute in a cluster of 5,000 nodes.
 const BETWEEN: Duration = Duration::from_secs(60);
 /// Time limit for connecting and for receiving the start of an extender's answer.

@@ -141,7 +141,7 @@ struct Agent {
     pods: watch::Receiver<Option<Arc<PodList>>>,
     /// The certificates of the ports, which SIGHUP reads again.
     certificates: Vec<Arc<Certificates>>,
-    /// The node task notifies it when the NVIDIA driver was updated.
+    /// Notified by the node task when the NVIDIA driver was updated.
     replaced: Arc<Notify>,
     /// Releases the GPU driver when an operator requests it.
     driver: DriverRelease,

@@ -16,9 +16,9 @@ use model::time::Monotonic;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// For this long after an `Allocate` the agent reads the kubelet's checkpoint to find a pod that is admitted with all
-/// its containers. The kubelet writes the checkpoint within milliseconds, and then calls `Allocate` for the next
-/// container of the pod at once.
+/// How long after an `Allocate` the agent reads the kubelet's checkpoint to find a pod that is admitted with all its
+/// containers. The kubelet writes the checkpoint within milliseconds, and then calls `Allocate` for the next container
+/// of the pod at once.
 const ADMITS: Duration = Duration::from_secs(2);
 
 /// A phase to write on a pod. The node lock is released with it.

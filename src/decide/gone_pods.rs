@@ -59,7 +59,7 @@ pub struct GonePods {
     pods: BTreeMap<PodUid, KnownPod>,
     /// Pods of which a container is starting, with the time of the answer to its last start.
     starts: BTreeMap<PodUid, Monotonic>,
-    /// What an earlier process gave to pods, until a list shows which of them are gone.
+    /// The devices that an earlier process gave to pods, until a list shows which of these pods are gone.
     recalled: BTreeMap<PodUid, BTreeSet<GpuUuid>>,
 }
 

@@ -196,8 +196,8 @@ impl GpuStates {
         kept
     }
 
-    /// An operator declares this GPU, or all GPUs, repaired. Returns each GPU with cleared incidents together with what
-    /// is left of its condition, and the events worth a log line.
+    /// An operator declares this GPU, or all GPUs, repaired. Returns each GPU with cleared incidents and its remaining
+    /// condition, and the events worth a log line.
     pub fn clear(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, GpuCondition)>, Vec<NodeEvent>) {
         let is_meant = |gpu: &GpuUuid| which.is_none_or(|which| which == gpu);
         let (mut cleared, mut events) = (Vec::new(), Vec::new());
@@ -317,8 +317,8 @@ impl GpuStates {
         self.unidentified = gpus;
     }
 
-    /// Replaces the list of GPUs that the machine has and NVML does not list. Returns an event for each that is new or
-    /// missing for another reason, and for each that is not missing any more.
+    /// Replaces the list of GPUs that the machine has and NVML does not list. Returns an event for each GPU that is new
+    /// or missing for another reason, and for each GPU that is not missing any more.
     pub fn set_missing(&mut self, mut gpus: Vec<MissingGpu>) -> Vec<NodeEvent> {
         gpus.truncate(MAX_GPUS);
         let before = std::mem::replace(&mut self.missing, gpus);
@@ -357,7 +357,7 @@ impl GpuStates {
         }
     }
 
-    /// Takes in a driver error: counts it on its GPU and returns it as an event in any case.
+    /// Takes in a driver error: counts it on its GPU and always returns it as an event.
     pub fn xid(&mut self, mut xid: Xid, now: Monotonic) -> Vec<NodeEvent> {
         let state = match (&xid.gpu, &xid.pci_bus_id) {
             (Some(uuid), _) => self.list.iter_mut().find(|state| &state.gpu.uuid == uuid),

@@ -34,7 +34,7 @@ use model::xid;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Which errors make a GPU unfit, and for how long at least.
+/// Which errors make a GPU unfit, and the shortest time for which they do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthPolicy {
     /// XIDs that make a GPU unfit. An application's own errors never do, even if they are listed here, and neither do
@@ -114,7 +114,7 @@ pub struct HealthRecord {
     recovery_read: bool,
     /// Counters that show a reset.
     counters: Counters,
-    /// The search for evidence of a reset, since an XID that needs one.
+    /// The search for evidence of a reset, since an XID that needs a reset.
     search: Option<ResetSearch>,
     /// Number of errors by XID, for the incidents of which only errors of unknown severity are known. The driver may still call
     /// them nonfatal. At most one entry for each incident.
@@ -230,7 +230,7 @@ impl HealthRecord {
         })
     }
 
-    /// The GPU was reset: from here on, only the quiet period is needed.
+    /// The GPU was reset: from now on, only the quiet period is needed.
     pub fn was_reset(&mut self) {
         self.search = None;
     }
@@ -331,8 +331,8 @@ impl HealthRecord {
         new.then_some(HealthChange::Unfit(incident))
     }
 
-    /// Whether NVML has reported since the last event that no recovery action is needed. Where the driver does not
-    /// report recovery actions: whether no reset is required.
+    /// Whether NVML has reported since the last event that no recovery action is needed. If the driver does not report recovery
+    /// actions: whether no reset is required.
     fn recovery_allowed(&self, sample: &GpuSample) -> bool {
         match sample.recovery {
             Reading::Measured(RecoveryAction::None, at) => at >= self.last,
@@ -376,7 +376,7 @@ pub fn nothing_read(sample: &GpuSample) -> bool {
         && sample.temperature == Reading::NOT_YET
 }
 
-/// The result of the core readings: memory, utilization, temperature and power. Every GPU supports some of them.
+/// The result of the core readings: memory, utilization, temperature and power. Every GPU supports some core readings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Core {
     /// A core reading has a value, or this kind of GPU supports no core reading.

@@ -20,7 +20,7 @@ use model::unit::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All SM time of a device, as claims name it. A claim of 100 % makes its container exclusive on a device that offers
-/// exactly 100 %: HAMi's schedulers place no other container on that device, not even one that names no cores.
+/// exactly 100 %: HAMi's schedulers place no other container on that device, not even a container that names no cores.
 pub const ALL_CORES: u32 = 100;
 
 /// How much of one device a container, a pod or several pods take.

@@ -65,7 +65,7 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// A state that knows nothing but the incidents that an earlier run of the agent has saved.
+    /// A state that knows only the incidents that an earlier run of the agent has saved.
     #[must_use]
     pub fn new(name: NodeName, policy: HealthPolicy, kept: &[KeptIncidents], now: Monotonic) -> Self {
         NodeState {
@@ -187,8 +187,8 @@ impl NodeState {
         self.gpus.kept()
     }
 
-    /// An operator declares this GPU, or all GPUs, repaired. Returns each GPU with cleared incidents together with what
-    /// is left of its condition, and the events worth a log line.
+    /// An operator declares this GPU, or all GPUs, repaired. Returns each GPU with cleared incidents and its remaining
+    /// condition, and the events worth a log line.
     pub fn clear_incidents(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, GpuCondition)>, Vec<NodeEvent>) {
         self.gpus.clear(which)
     }

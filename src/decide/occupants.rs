@@ -115,8 +115,8 @@ impl Occupants {
     }
 }
 
-/// Whether a process only serves other programs. An MPS server may also run in a container. But a container cannot hide
-/// its process behind that name, unless MPS serves other processes on this GPU.
+/// Whether a process only serves other programs. An MPS server may also run in a container. But a container can hide
+/// its process behind that name only if MPS serves other processes on this GPU.
 fn serves(process: &GpuProcess, clients: bool) -> bool {
     let host = process.owner == ProcessOwner::Host;
     match process.kind {

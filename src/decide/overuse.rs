@@ -28,7 +28,7 @@ pub const BEGINS_AFTER: Duration = Duration::from_secs(30);
 pub const ENDS_AFTER: Duration = Duration::from_secs(30);
 /// Time from the beginning of an over-use to the eviction, for the owner of the pod to react.
 pub const EVICTED_AFTER: Duration = Duration::from_secs(60);
-/// Longest time between two measurements that belong to one span. What happened in a longer gap is not known.
+/// Longest time between two measurements that belong to one span. The use in a longer gap is not known.
 const LONGEST_GAP: Duration = Duration::from_secs(60);
 
 /// The measurements of the memory that one pod uses of one device.

@@ -291,7 +291,7 @@ impl Binder {
         }
     }
 
-    /// Reads the pod as it is in etcd now, and takes over what it shows.
+    /// Reads the pod as it is in etcd now, and takes it over.
     async fn look(&self, uid: &PodUid, name: &PodRef) -> ReadAnswer {
         let pod: Pod = match self.client.get_pod(name, &ReadAge::Newest).await {
             Ok(bytes) => match wire::pod::decode(&bytes) {
@@ -341,7 +341,7 @@ impl Binder {
         }
     }
 
-    /// A pod whose binding was written has no node: etcd was restored. Another order for it may be in progress by now.
+    /// A pod whose binding was written has no node: etcd was restored. By now, another order for the pod may be in progress.
     fn is_taken_back(&self, uid: &PodUid) {
         let orders = self.orders.lock();
         if !orders.contains_key(uid) {

@@ -136,7 +136,7 @@ struct OwnAccount {
     in_pod: bool,
 }
 
-/// Why the last attempt to read each of these failed; `None` if it succeeded.
+/// Why the last attempt to read each item failed; `None` if it succeeded.
 #[derive(Debug, Default)]
 struct ReadFailures {
     /// The keys with which the API server signs tokens.

@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 /// stale, a report that waits for its minute.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Looks for such changes until `stop` is cancelled, and reports them. A look takes time only for nodes that may have changed, and some
-/// microseconds for the handshakes of all others.
+/// Looks for closed and opened nodes until `stop` is cancelled, and reports them. A look takes time only for nodes that may have
+/// changed, and some microseconds for the handshakes of all others.
 pub(super) async fn watch(
     cluster: Arc<LockedCluster>,
     (events, live): (Arc<PodEvents>, Arc<LiveCallers>),

@@ -197,7 +197,7 @@ impl PodEvents {
 }
 
 impl EventWriter {
-    /// Writes events until `stop` is cancelled; events that are left then are lost.
+    /// Writes events until `stop` is cancelled; events still in the queue are lost.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(AT_ONCE));
         loop {

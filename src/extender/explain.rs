@@ -172,7 +172,7 @@ impl Explained {
 }
 
 /// The log line of a node that does not fit a pod, in the words of HAMi's debugging guide: its reasons, and what was missing on the
-/// GPU that came nearest.
+/// GPU that came nearest to fitting.
 pub(super) fn filtered_out(node: &str, why: &NodeRefusal, pod: &PodRef) -> String {
     let missing = match why.nearest {
         None => String::new(),

@@ -17,7 +17,7 @@ const MOST: usize = 65_536;
 pub(super) struct LargePods {
     /// Each with the version that is too large, and why.
     pods: HashMap<PodUid, (Option<u64>, BadPlacementRequest)>,
-    /// All versions of all pods up to this one have been shown.
+    /// All versions of all pods up to this version have been shown.
     shown: Option<u64>,
 }
 

@@ -136,7 +136,7 @@ pub fn run(settings: ExtenderSettings, requests: RequestRules, telemetry: &Telem
     lifecycle::outcome(start(settings, requests, telemetry))
 }
 
-/// Raises the limit of open files to the hard limit, and warns if it is lower than the connections of agents that it serves.
+/// Raises the limit of open files to the hard limit, and warns if it is too low for the agents' connections.
 fn allow_connections(serves_agents: bool) {
     let most = u64::try_from(stream_port::CONNECTIONS.connections).unwrap_or(u64::MAX) + OTHER_FILES;
     let limit = open_files::raise_limit().filter(|limit| serves_agents && *limit < most);

@@ -66,7 +66,7 @@ pub(super) struct LockedCluster {
     plain: Mutex<PlainPods>,
     /// Pods that the state has no place for. The lock of the state is always taken before this lock.
     deferred: Mutex<DeferredPods>,
-    /// Pods without a node whose objects have no room for what is written later.
+    /// Pods without a node whose objects have no room for later writes.
     large: Mutex<LargePods>,
     rules: RequestRules,
     lease: LeaseName,
@@ -86,7 +86,7 @@ enum ShownWait {
     Waits(Box<PlacementRequest>),
     /// No scheduler may place it.
     No,
-    /// It has a node, another scheduler is to place it, or the pod watch does not show what it requests.
+    /// It has a node, another scheduler is to place it, or the pod watch does not show its request.
     OfOthers,
 }
 
@@ -138,7 +138,7 @@ pub(super) struct AssumedNode {
 }
 
 impl LockedCluster {
-    /// A cluster of which nothing is known yet, for the extenders with this Lease.
+    /// An empty cluster, for the extenders with this Lease.
     pub(super) fn new(rules: ClusterRules, requests: RequestRules, lease: LeaseName) -> LockedCluster {
         let known = watch::Sender::new(KnownBefore::default());
         LockedCluster {
@@ -426,7 +426,7 @@ impl LockedCluster {
         cluster.wakes(now)
     }
 
-    /// Whether a pod that was to be woken still waits for that.
+    /// Whether a pod that was to be woken still waits for its wake.
     pub(super) fn may_wake(&self, uid: &PodUid) -> bool {
         self.cluster.lock().may_wake(uid, clock::monotonic())
     }

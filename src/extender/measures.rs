@@ -56,7 +56,7 @@ pub(super) struct MeasuredCounts {
     pub(super) checks: CheckCounts,
     /// Filter calls for which the check has refused a node.
     pub(super) changed_by_strict: u64,
-    /// Filter calls for which the check has put a node last.
+    /// Number of filter calls in which the check has put a node last.
     pub(super) changed_by_warning: u64,
 }
 

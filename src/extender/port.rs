@@ -255,7 +255,7 @@ impl ExtenderPort {
         Some(text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}.")))
     }
 
-    /// What is missing until this process could lead, and answer agents and the other extenders.
+    /// What is missing for this process to lead, and to answer agents and the other extenders.
     fn not_ready(&self) -> Vec<String> {
         let missing = |watch: &Arc<WatchHealth>| {
             let broken = match (watch.age(), watch.broken()) {
@@ -380,7 +380,7 @@ impl ExtenderPort {
 }
 
 impl ExtenderPort {
-    /// What is believed of the nodes, which only the leader knows whole: agents report to it alone.
+    /// What is believed of the nodes. Only the leader knows all of it, because agents report only to the leader.
     async fn nodes(&self, uri: &Uri, peer: IpAddr) -> Answer {
         if let Some(answer) = self.not_leading() {
             return answer;

@@ -93,13 +93,13 @@ fn known(number: Option<impl Display>) -> String {
     number.map_or_else(|| "unknown".to_owned(), |number| number.to_string())
 }
 
-/// The line for a GPU of which only the claims, or only the memory of all processes together, is known.
+/// The line for a GPU whose use is known only by claims, or only for all processes together.
 pub(super) fn missing(node: &str, device: &GpuUuid, why: &UnknownMemory) -> String {
     let (device, why) = (device.as_str(), why.to_string());
     format!("Failed to get real-time usage, using cached data nodeID={node:?} deviceID={device:?} error={why:?}")
 }
 
-/// The line for a GPU on which less memory is really free than the pod requests.
+/// The line for a GPU that has less memory really free than the pod requests.
 pub(super) fn failed(pod: &PodRef, check: &FailedCheck) -> String {
     format!(
         "Real-time memory check failed pod={:?} device={:?} requestedMem={} realUsedMem={} totalMem={}",

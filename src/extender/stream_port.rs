@@ -105,7 +105,7 @@ impl HttpApplication for StreamPort {
 
     /// Makes connections wait while no extender decides. After a leader change all agents connect at once, and their
     /// handshakes would take the CPU time that the next leader needs to read the cluster. While no extender leads, the
-    /// agents would only have to connect again.
+    /// agents would have to connect again anyway.
     async fn admits(&self) {
         while self.is_undecided() {
             sleep(LOOK).await;

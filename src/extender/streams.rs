@@ -74,7 +74,7 @@ pub(super) fn open(settings: &StreamSettings) -> Result<OpenedStreams, StartErro
 }
 
 impl Streams {
-    /// Makes the parts; `place` is the namespace and the name of the Lease.
+    /// Makes the parts of the port; `place` is the namespace and the name of the Lease.
     pub(super) fn new(
         opened: OpenedStreams,
         (connection, place): (ApiConnection, &(Arc<str>, Arc<str>)),

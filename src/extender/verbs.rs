@@ -165,7 +165,7 @@ impl Verbs {
         sentences
     }
 
-    /// A line for each of the refused nodes, at `-v 4`.
+    /// Logs a line for each refused node, at `-v 4`.
     fn log_refused(pod: &Pod, names: &[&str], refused: &[RefusedNode]) {
         if !tracing::enabled!(tracing::Level::TRACE) {
             return;

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use wire::annotation_keys::WAKE;
 
-/// How often nodes that have changed are looked for. A look finds nothing in a microsecond, and a pod waits this much longer.
+/// Time between two looks for changed nodes. A look without changes takes a microsecond, and a pod waits this much longer.
 const LOOK: Duration = Duration::from_millis(100);
 /// Pause between two steps that follow each other. Each does a bounded amount of work, so wakes take at most about a tenth of a core,
 /// whatever pods wait.

@@ -62,7 +62,7 @@ impl WatchHealth {
         self.what
     }
 
-    /// Time since the server sent anything; `None` before it ever has.
+    /// Time since the server sent anything; `None` before the first message.
     pub(super) fn age(&self) -> Option<Duration> {
         self.state.lock().heard.map(|heard| heard.elapsed())
     }

@@ -18,8 +18,8 @@ use tokio::time::sleep;
 const PAUSE: Duration = Duration::from_secs(1);
 /// After this many looks at a container, the check ends without a result. The runtime may have to pull the image first.
 const MAX_LOOKS: u32 = 120;
-/// A running container counts as without devices after this many looks that found none. One look is not enough: for
-/// some milliseconds the first process of a container still sees the runtime's own mounts.
+/// A running container counts as without devices after this many looks that found no devices. One look is not enough:
+/// for some milliseconds the first process of a container still sees the runtime's own mounts.
 const ENOUGH_LOOKS: u32 = 3;
 
 /// The result of a check.

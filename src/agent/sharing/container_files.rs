@@ -86,7 +86,7 @@ pub(super) struct ContainerFiles {
 }
 
 impl ContainerFiles {
-    /// Writes through this delivery. Each pod may write at most `limit`.
+    /// Files are written through this delivery. Each pod may write at most `limit`.
     pub(super) fn new(
         delivery: DeviceDelivery,
         (folders, starts): (TicketFolders, StartedPodsFile),

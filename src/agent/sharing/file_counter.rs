@@ -26,7 +26,7 @@ pub(super) type Counted = (PodUid, PodRef, Vec<Ticket>);
 #[derive(Debug, Default)]
 struct Counts {
     files: Vec<PodFiles>,
-    /// How many pods have a folder that the agent cannot enter; `first_closed` is the first of them.
+    /// How many pods have a folder that the agent cannot enter; `first_closed` is the first such pod.
     closed: usize,
     first_closed: Option<PodRef>,
 }

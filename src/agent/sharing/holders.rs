@@ -175,7 +175,7 @@ impl HolderSources {
         others
     }
 
-    /// The pods to which other plugins gave devices, or under other resources, by the checkpoint; the kubelet keeps the entries of a
+    /// The pods that got devices from other plugins or under other resources, by the checkpoint; the kubelet keeps the entries of a
     /// pod that is gone until it needs their ids.
     pub(super) fn foreign_pods(&self) -> impl Iterator<Item = &PodUid> {
         self.foreign.iter().map(|entry| &entry.holder.pod)
@@ -228,8 +228,8 @@ impl HolderSources {
         self.listing.compare_now_and_then();
     }
 
-    /// Takes the disagreements that were found between PodResources and the checkpoint. Counts and logs each that was found twice
-    /// and is new.
+    /// Takes the disagreements that were found between PodResources and the checkpoint. Counts and logs new disagreements that were
+    /// found twice.
     pub(super) fn disagree(&mut self, found: Vec<HolderDisagreement>) {
         for one in self.listing.disagree(found) {
             self.reporter.trouble(ErrorCounter::HoldersDisagree);

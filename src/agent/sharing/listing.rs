@@ -181,8 +181,8 @@ impl Listing {
 }
 
 /// Whether an entry has ids that this agent does not give, or GPUs under another resource. PodResources has no answers of
-/// plugins, so GPUs that another resource names by other ids than UUIDs are not recognised. Whose ids are that look like
-/// slots, only the tickets say (`HolderSources::others`).
+/// plugins, so GPUs that another resource names by other ids than UUIDs are not recognised. Only the tickets show the
+/// owner of ids that look like slots (`HolderSources::others`).
 fn is_foreign(one: &ContainerDevices, resource: &str) -> bool {
     match *one.resource == *resource {
         true => one.ids.iter().any(|id| Slot::parse(id).is_none()),

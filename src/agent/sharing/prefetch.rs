@@ -30,8 +30,8 @@ use tokio::time::Instant;
 const SOON: Duration = Duration::from_millis(20);
 /// Pause between two readings while starts are expected.
 const LATER: Duration = Duration::from_millis(500);
-/// A checkpoint that was read at most this long ago is as good as a new reading, because the kubelet has written the
-/// container of a start long before.
+/// A checkpoint that was read at most this long ago is as good as a new reading, because the kubelet has long written the
+/// container of a start.
 const FRESH: Duration = Duration::from_secs(2);
 /// How long after `Allocate` a start is expected. The files of a later start, after a long image pull, are written at that
 /// start.

@@ -19,15 +19,15 @@ const MAX_SEEN: usize = 4 * MAX_WITHDRAWN;
 pub(super) struct SeenDevices {
     /// The devices that this process has offered at some time.
     offered: BTreeSet<GpuUuid>,
-    /// The GPUs that the driver lists and that are known not to be divided into MIG instances, offered or not.
+    /// The GPUs that the driver lists without MIG instances, including GPUs that are not offered.
     whole: BTreeSet<GpuUuid>,
     /// The records of earlier processes are not read yet, so the node may have had a device that is not recorded here.
     without_records: bool,
 }
 
 impl NodeAllocator {
-    /// Sets the GPUs that the driver lists and that are known not to be divided into MIG instances, offered or not. Returns
-    /// whether the kubelet's list of slots changes.
+    /// Sets the GPUs that the driver lists without MIG instances, including GPUs that are not offered. Returns whether the
+    /// kubelet's list of slots changes.
     pub fn whole_gpus_are(&mut self, gpus: BTreeSet<GpuUuid>) -> bool {
         if gpus == self.seen.whole {
             return false;
@@ -60,8 +60,8 @@ impl NodeAllocator {
         withdrawn.take(MAX_WITHDRAWN).cloned().collect()
     }
 
-    /// Whether the node has or had this device and does not offer it. A GPU that is divided into MIG instances is not
-    /// withdrawn: whatever holds it may hold the instances.
+    /// Whether the node has or had this device and does not offer it. A GPU that is divided into MIG instances is not withdrawn:
+    /// its holder may hold the instances.
     pub(super) fn is_withdrawn(&self, device: &GpuUuid) -> bool {
         !self.devices.contains_key(device) && self.instances_of(device).next().is_none() && self.was_here(device)
     }

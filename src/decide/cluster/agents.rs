@@ -128,8 +128,8 @@ impl ClusterState {
         }
     }
 
-    /// Finds the agents from which nothing has come for [`SILENT_AFTER`]: of their nodes only the claims count. Also finds the nodes
-    /// whose handshakes have become stale.
+    /// Finds the agents from which nothing has come for [`SILENT_AFTER`]: on their nodes, only the claims count. Also finds the
+    /// nodes whose handshakes have become stale.
     fn find_silent(&mut self, now: Monotonic) {
         if now.since(self.looked_for_silent) < LOOK_FOR_SILENT {
             return;

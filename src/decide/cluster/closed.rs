@@ -185,7 +185,7 @@ pub struct ClosingChange {
     pub closed: Option<Closing>,
 }
 
-/// What is known of a pod whose claim is not known.
+/// What is known about a pod with an unknown claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnknownClaim {
     /// The pod has no claim, or its request cannot be read, and none of its containers has run. It holds no GPU if its agent
@@ -241,7 +241,7 @@ impl BlockingPods {
     }
 
     /// The first reason why the node is closed. A pod without a readable claim is a reason, unless it `holds_none` of the GPUs.
-    /// `reported`: of the pods that have not started only these may hold GPUs; `None`: all may.
+    /// `reported`: the only pods that may hold GPUs without having started; `None`: all may.
     pub(super) fn first<'a>(
         &'a self,
         reported: Option<impl Iterator<Item = &'a PodUid>>,

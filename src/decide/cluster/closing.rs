@@ -18,7 +18,7 @@ impl ClusterState {
         self.touch(node);
     }
 
-    /// Finds the pods that cannot be read and are bound to this node, which there was no place for before.
+    /// Finds the unreadable pods that are bound to this node and had no place before.
     pub(super) fn find_unreadable_pods(&mut self, name: &NodeName) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         let here = self.unreadable.iter().filter(|(_, (at, _))| at == name);

@@ -181,7 +181,7 @@ impl NodeClaims {
         }
     }
 
-    /// Sets whether there are pods without a claim that are not followed, on whatever node.
+    /// Sets whether there are pods without a claim that are not followed, on any node.
     pub(super) fn leaves_out_unproven_pods(&mut self, any: bool) {
         if self.unproven_left_out != any {
             self.version.changes();
@@ -206,7 +206,7 @@ impl NodeClaims {
         stale
     }
 
-    /// Nodes were not watched for this time: it does not count in the age of the handshake.
+    /// Nodes were not watched for this time, which does not count in the age of the handshake.
     pub(super) fn was_unwatched(&mut self, time: Duration) {
         self.handshake.skips(time);
     }
@@ -275,7 +275,7 @@ impl NodeClaims {
         self.static_pods.names(uid).filter_map(move |name| self.agent.as_ref()?.report.pods.get(name))
     }
 
-    /// What the node would be without a pod: its claim and the memory of its processes are gone.
+    /// Takes a pod out of this copy of the node, with its claim and the memory of its processes.
     pub(super) fn is_without(&mut self, uid: &PodUid) {
         let used = self.reported_pods(uid).flat_map(|pod| pod.uses.iter()).map(|(device, _)| device.clone());
         let devices: BTreeSet<GpuUuid> = used.chain(self.claimed_by(uid)).collect();

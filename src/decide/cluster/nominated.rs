@@ -77,8 +77,8 @@ impl Nomination {
 }
 
 impl NominatedPods {
-    /// These evictions are offered for the pod. Where other pods than before are to be evicted on its nominated node, its wait
-    /// begins anew.
+    /// These evictions are offered for the pod. If other pods than before are to be evicted on its nominated node, its wait begins
+    /// anew.
     pub(super) fn offers(&mut self, request: &PlacementRequest, offer: Offer) {
         let uid = &request.uid;
         let is_new = |(node, victims): &(NodeName, Vec<PodUid>)| {

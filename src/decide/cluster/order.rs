@@ -35,8 +35,8 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(100);
 /// Longest pause between two writes of an order.
 const LONGEST: Duration = Duration::from_secs(5);
-/// If the pod changes more often than this, kube-scheduler gets it back. A waiting pod seldom changes more than once
-/// between its filter call and its bind.
+/// Maximum number of changes of the pod; after more changes, kube-scheduler gets it back. A waiting pod seldom changes
+/// more than once between its filter call and its bind.
 const MOST_VERSIONS: usize = 5;
 /// How long the pod watch may take to show a binding before the pod is read. A working watch needs less than a second,
 /// and a new list some seconds.
@@ -47,7 +47,7 @@ const LONGEST_UNSEEN: Duration = Duration::from_secs(30);
 /// Why an order is not written again.
 const GIVEN_UP: &str =
     "this extender is no longer the leader, or the node takes no new pods, or other pods have the GPUs by now";
-/// Why a changed pod is not bound: its GPUs were chosen for what it requested before.
+/// Why a changed pod is not bound: its GPUs were chosen for its earlier request.
 const CHANGED: &str = "the pod was changed after the filter: it is placed again";
 /// Why the outcome of a write is unknown if the term ended before the answer.
 const TERM_ENDED: &str = "the term of this extender ended before the API server answered";

@@ -15,7 +15,7 @@ use std::fmt;
 /// Upper bound on the changes that wait to be taken. They are taken after each report, and a report has at most 176 GPUs.
 const MOST: usize = 256;
 
-/// A report has changed what is known of the memory of a GPU.
+/// A change in the memory of a GPU, by a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageChange {
     /// The node.

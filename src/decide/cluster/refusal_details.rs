@@ -56,7 +56,7 @@ impl ClusterState {
         .collect()
     }
 
-    /// The pod needs an idle GPU: who shares the GPU with the fewest containers.
+    /// The pod needs an idle GPU: names the users of the GPU with the fewest containers.
     fn not_alone(&self, request: &PlacementRequest, node: &NodeClaims) -> Option<String> {
         let shared = node.devices().devices.iter().filter(|device| device.claimed.containers > 0);
         let device = shared.min_by_key(|device| device.claimed.containers)?;

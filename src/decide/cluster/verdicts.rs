@@ -28,7 +28,7 @@ const PART: usize = 64;
 /// What a container requests: its role, GPUs, memory, and percent of SM time.
 type Requested = (ContainerRole, u32, Option<MemoryRequest>, Option<u32>);
 
-/// All that placement reads of a request: everything but the names.
+/// All that placement reads of a request: everything except the names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Signature {
     containers: Vec<Requested>,

@@ -70,7 +70,7 @@ struct WaitingPod {
 pub(super) struct WaitingKind {
     /// What each container needs.
     pub(super) needs: Box<[Need]>,
-    /// The nodes on which something has changed since the kind was found not to fit there.
+    /// The nodes that have changed since the kind was found not to fit there.
     pub(super) maybe: NodeSet,
     /// The nodes on which the kind would fit without the pods that are expected there.
     pub(super) blocked: NodeSet,
@@ -153,7 +153,7 @@ impl WaitingPods {
         self.put(request.clone(), state, now);
     }
 
-    /// No node fits a pod. `changed` are the nodes that have changed since its call began. Returns whether there are some.
+    /// No node fits a pod. `changed` are the nodes that have changed since its call began. Returns whether there are such nodes.
     pub(super) fn is_refused(
         &mut self,
         request: PlacementRequest,

@@ -55,7 +55,7 @@ const COPIED: usize = 32 * JUDGED;
 const IN_LINE: Duration = Duration::from_secs(1);
 /// How often a pod is judged again for a node whose room is kept for another pod.
 const BLOCKED: Duration = Duration::from_secs(1);
-/// How long a change is left to kube-scheduler, which tries refused pods itself at many events, and then soonest.
+/// How long a change is left to kube-scheduler, which itself tries refused pods at many events, sooner than a wake would.
 const SETTLES: Duration = Duration::from_millis(200);
 /// How often every node counts as changed. kube-scheduler itself tries each pod after five minutes. The simulation has neither,
 /// because they would hide a change that the extender misses.
@@ -198,7 +198,7 @@ impl ClusterState {
         self.wakes.pace.forget_open();
     }
 
-    /// Whether a pod that was to be woken still waits for that.
+    /// Whether a pod that was to be woken still waits for its wake.
     #[must_use]
     pub fn may_wake(&self, uid: &PodUid, now: Monotonic) -> bool {
         self.wakes.kept.get(uid).is_some_and(|kept| now < kept.until)

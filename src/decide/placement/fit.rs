@@ -32,8 +32,8 @@ struct Taken {
 /// Places a pod on a node.
 ///
 /// # Errors
-/// [`NodeRefusal`] for the first container that finds too few GPUs; for a pod of many containers, for the largest if that finds too
-/// few.
+/// [`NodeRefusal`] for the first container that finds too few GPUs; for a pod of many containers, the largest request if it finds
+/// too few.
 pub fn place(
     request: &PlacementRequest,
     node: &PlacementNode,

@@ -6,7 +6,7 @@ use model::unit::{Bytes, CorePercent};
 use std::fmt;
 
 /// HAMi's documents have one code for a node that is not for this pod: its devices are not known, or are not of the kind that the pod
-/// accepts. It stands before the code that says which of these it is.
+/// accepts. It stands before the code that says which case it is.
 const UNFIT: &str = "NodeUnfitPod: ";
 
 /// Why a GPU, or a whole node, cannot take a pod. The names are the names in HAMi's table of reasons.
@@ -277,8 +277,8 @@ impl NearestMiss {
         }
     }
 
-    /// A number of fitting GPUs that is too small is more important to the user than memory, and memory than SM time. A node that
-    /// has too few GPUs comes last, because no ending pod changes that.
+    /// For the user, too few fitting GPUs matter more than memory, and memory matters more than SM time. A node that has too few GPUs
+    /// comes last, because no ending pod changes that.
     fn rank(self) -> u8 {
         match self {
             NearestMiss::Devices { .. } => 0,

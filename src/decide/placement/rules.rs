@@ -43,7 +43,7 @@ impl PlacementRules {
 pub enum CountedClaims {
     /// The claims of pods that are bound, or that this scheduler binds now. They decide whether a pod fits.
     Claims,
-    /// Also the proposals: the places on nodes that the filter expects for pods that are not bound yet.
+    /// The claims, and the proposals: the places on nodes that the filter expects for pods that are not bound yet.
     ClaimsAndProposals,
 }
 

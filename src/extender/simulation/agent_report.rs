@@ -26,7 +26,7 @@ impl Machine {
         all.map(|(uid, one)| (uid.clone(), one)).collect()
     }
 
-    /// How much memory of a GPU processes use that belong to no pod.
+    /// How much memory of a GPU is used by processes that belong to no pod.
     pub(super) fn stranger(&self, gpu: &GpuUuid) -> Bytes {
         Mib(self.strangers.get(gpu).copied().unwrap_or(0)).bytes()
     }

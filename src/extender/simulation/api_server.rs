@@ -229,7 +229,7 @@ impl ApiServers {
         self.bound = None;
     }
 
-    /// Carries out a merge patch of a pod's annotations. One that changes nothing makes no new version.
+    /// Carries out a merge patch of a pod's annotations. A patch that changes nothing makes no new version.
     fn annotate(&mut self, name: &str, patch: &Value) -> Reply {
         let Some(stored) = self.etcd.get(Kind::Pods, name) else { return refusal(404, "pods not found") };
         let (mut pod, mut text) = (SimPod::clone(stored.pod()), stored.text.clone());

@@ -105,7 +105,7 @@ pub(super) struct Etcd {
     pub(super) version: u64,
     objects: [Objects; 3],
     history: [Vec<Change>; 3],
-    /// The version of the newest change of anything but a Lease.
+    /// The version of the newest change of an object other than a Lease.
     pub(super) changed: u64,
     /// No watch begins below this version.
     pub(super) compacted: u64,
@@ -180,7 +180,7 @@ impl Etcd {
         &history[history.partition_point(|change| change.version <= version)..]
     }
 
-    /// No new watch can begin below this version. Those under way go on: the caches of the servers have their changes.
+    /// No new watch can begin below this version. Watches under way go on: the caches of the servers have their changes.
     pub(super) fn compact(&mut self, version: u64) {
         self.compacted = self.compacted.max(version);
     }

@@ -143,8 +143,8 @@ impl Invariants {
         Ok(())
     }
 
-    /// A process sends a binding, which has this number. `arrives`: it will be carried out. Returns the pod and the node, if the
-    /// pod gets GPUs.
+    /// A process sends the binding with this number. `arrives`: it will be carried out. Returns the pod and the node, if the pod gets
+    /// GPUs.
     pub(super) fn sends(
         &mut self,
         (process, number): (u64, u64),
@@ -250,7 +250,7 @@ impl Invariants {
         }
     }
 
-    /// A binding is carried out. It is the one of this number.
+    /// The binding with this number is carried out.
     pub(super) fn bound(
         &mut self,
         (process, number): (u64, u64),

@@ -388,7 +388,7 @@ impl KubeScheduler {
         }
     }
 
-    /// A node is chosen for a pod. It is bound, or a Permit plugin holds it before.
+    /// A node is chosen for a pod. The pod is bound, or a Permit plugin holds it first.
     fn is_placed(
         &mut self,
         (uid, node): (&PodUid, &str),

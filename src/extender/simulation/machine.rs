@@ -78,7 +78,7 @@ impl Admitted {
         !self.holds.is_empty() && self.pod.uid.as_str().bytes().map(u32::from).sum::<u32>() % 2 == 0
     }
 
-    /// The GPUs on which it has processes while it runs, or may start some.
+    /// The GPUs on which it has processes while it runs, or may start processes.
     pub(super) fn gpus(&self) -> Vec<GpuUuid> {
         self.holds.keys().chain(&self.uses).cloned().collect()
     }
@@ -123,7 +123,7 @@ pub(super) struct Machine {
     tickets: u64,
     /// The hash of the manifest of the static pod, and its containers.
     manifest: Option<(PodUid, ContainerShape)>,
-    /// How much memory of each GPU processes use that belong to no pod, in MiB.
+    /// How much memory of each GPU is used by processes that belong to no pod, in MiB.
     pub(super) strangers: BTreeMap<GpuUuid, u64>,
 }
 
@@ -221,7 +221,7 @@ impl Machine {
         if self.up && self.agent.is_some() { healthy as u64 * u64::from(SLOTS) } else { 0 }
     }
 
-    /// Does one thing. Returns the pod whose container has started now, if one has.
+    /// Does one thing. Returns the pod whose container has started now, if there is such a pod.
     pub(super) fn step(&mut self, api: &mut ApiServers, random: &mut Random) -> Option<PodUid> {
         if !self.up {
             return None;

@@ -124,9 +124,8 @@ pub(super) type Waits = BTreeMap<PodUid, (String, Monotonic)>;
 /// How long a pod waits for the processes of its victims to end.
 const WAITS: Duration = Duration::from_secs(60);
 
-/// What must also hold: no eviction is offered while a whole GPU becomes free for each that the pod requests, on the node to which
-/// it is nominated, once the pods there have ended that are being deleted or whose processes linger. That room may be kept for
-/// another nominated pod.
+/// Checks that no eviction is offered while the pod's nominated node will have a whole free GPU for each requested GPU once the
+/// pods there that are being deleted or linger have ended. That room may be kept for another nominated pod.
 pub(super) fn check_wait(
     cluster: &ClusterState,
     question: &str,

@@ -144,7 +144,7 @@ fn claims(cluster: &ClusterState) -> Claims {
     all
 }
 
-/// A node as an extender sees it. Only the leader hears from agents that a pod without a claim is refused and closes nothing.
+/// A node as an extender sees it. Only to the leader, agents report refused pods without a claim, which close no node.
 fn node(cluster: &ClusterState, name: &str) -> String {
     let Some(node) = cluster.node(&node_name(name)) else { return "nothing".to_owned() };
     let devices = node

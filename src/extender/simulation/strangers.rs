@@ -86,7 +86,7 @@ fn known(cluster: &ClusterState, before: &mut BTreeMap<GpuUuid, KnownStranger>) 
     known
 }
 
-/// Checks that the leader knows the strangers of the settled cluster, but for less than an agent reports.
+/// Checks that the leader knows the strangers of the settled cluster, except changes that are too small for a report.
 pub(super) fn are_known(machines: &[Machine], leader: &Process) -> Result<(), String> {
     for machine in machines {
         for gpu in machine.gpus.iter().map(|gpu| &gpu.uuid) {

@@ -61,8 +61,8 @@ pub(super) struct StreamChecks {
     unread: BTreeMap<u64, u32>,
     /// The claims that a process knew.
     knew: BTreeMap<u64, BTreeSet<PodUid>>,
-    /// A process, and a pod without a claim whose start is refused by a message that has reached it: it holds nothing. Only
-    /// on its own node a pod is known by the hash of its manifest.
+    /// A process, and a pod without a claim whose start is refused by a message that has reached it: it holds nothing. A pod is known
+    /// by the hash of its manifest only on its own node.
     refused: BTreeSet<(StreamKey, PodUid)>,
     /// Whether the agent refuses all pods without a claim, and how far its pods have come, by the messages that have reached a
     /// process.
@@ -80,7 +80,7 @@ impl StreamChecks {
         self.opened
     }
 
-    /// A message reaches a process. It says that these pods have processes.
+    /// A message that says that these pods have processes reaches a process.
     pub(super) fn reaches(&mut self, process: &Process, node: &str, stream: u64, running: &BTreeSet<PodUid>) {
         let key = (process.number, node.to_owned());
         self.unread.insert(process.number, TAKEN);
@@ -90,7 +90,7 @@ impl StreamChecks {
         }
     }
 
-    /// A message reaches a process. The agent refuses the start of these pods by it.
+    /// A message by which the agent refuses the start of these pods reaches a process.
     pub(super) fn refuses(&mut self, process: u64, node: &str, message: &AgentMessage) {
         let key = (process, node.to_owned());
         let (pods, refuses, whole) = match message {

@@ -347,7 +347,7 @@ impl World {
         }
     }
 
-    /// Something about the pod changes that is of no account, or its gates are removed.
+    /// Something unimportant about the pod changes, or its gates are removed.
     fn touch(&mut self, pod: &SimPod) {
         let mut pod = SimPod { gated: false, ..pod.clone() };
         pod.annotations.insert("gpu-steward.io/note".to_owned(), self.now.to_string());

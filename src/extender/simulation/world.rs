@@ -443,7 +443,7 @@ impl World {
         Ok(())
     }
 
-    /// Something died silently with its connection; looks again later whether the process has given it up.
+    /// Something died silently with its connection; checks later whether the process has given it up.
     fn is_silent(&mut self, process: u64, died: u64, again: Step) -> Result<(), String> {
         self.after(SECOND, again);
         match self.now < died + NOTICES {
