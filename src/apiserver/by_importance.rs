@@ -53,7 +53,7 @@ impl<U: Ord> ByImportance<U> {
         self.0.range(..importance).find_map(|(importance, uids)| Some((*importance, uids.first()?)))
     }
 
-    /// The objects that matter as much as one of these, ordered.
+    /// The objects of these importances, ordered.
     pub(crate) fn ordered(&self, importances: &[Importance]) -> Vec<U>
     where
         U: Clone,

@@ -313,7 +313,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Reads one page of the list. One that is too large is read again with fewer objects.
+    /// Reads one page of the list. A page that is too large is read again with fewer objects.
     async fn page(&self, age: &ReadAge, size: &mut PageSize) -> Result<Vec<u8>, ApiError> {
         loop {
             match self.client.list(&self.kind.selection(), age, size.limit()).await {

@@ -238,7 +238,7 @@ fn importance_on_node(pod: &Pod) -> Importance {
 }
 
 impl AllPods {
-    /// All pods; of their containers only as much is kept as it takes to know by these rules which GPUs a pod holds.
+    /// All pods, with only the parts of their containers that show by these rules which GPUs a pod holds.
     #[must_use]
     pub fn with_rules(rules: &RequestRules) -> AllPods {
         let resources = Some(rules.names.all().into_iter().map(Into::into).collect());

@@ -5,7 +5,7 @@ use crate::kind::{Followed, Importance};
 use crate::store::{Store, has_room};
 use wire::watch::ReadObject;
 
-/// From the objects that matter most to those that matter least.
+/// All importances, from the highest to the lowest.
 const IMPORTANCES: [Importance; 5] =
     [Importance::MayHold, Importance::Unproven, Importance::Named, Importance::Ended, Importance::HoldsNothing];
 
@@ -108,7 +108,7 @@ impl<K: Followed> ReadObjects<K> {
     }
 }
 
-/// How much an object matters. One that cannot be read may hold devices.
+/// How much an object matters. An object that cannot be read may hold devices.
 fn importance<K: Followed>(object: &ReadObject<K>) -> Importance {
     object.as_ref().map_or(Importance::MayHold, K::importance)
 }

@@ -29,7 +29,7 @@ impl Default for RoomPace {
 }
 
 impl RoomPace {
-    /// A list was read, for whatever reason, and took this long.
+    /// A list was read, for any reason, and took this long.
     pub(crate) fn listed(&mut self, took: Duration, now: Instant) {
         let pause = self.pause.max(took.saturating_mul(TIMES)).min(PAUSES.1);
         self.end = Some(now + pause);

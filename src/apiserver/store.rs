@@ -162,7 +162,7 @@ impl<K: Followed> Store<K> {
         u32::try_from(self.unreadable.len()).unwrap_or(u32::MAX)
     }
 
-    /// Applies a whole list, of which the objects `left_out` are not among `objects`.
+    /// Applies a whole list: `objects`, and the objects that were `left_out`.
     pub(crate) fn listed(
         &mut self,
         mut objects: Vec<ReadObject<K>>,

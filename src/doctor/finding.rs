@@ -113,7 +113,7 @@ impl Blind {
     }
 }
 
-/// Something that was looked at, or the reason why it could not be.
+/// Something that was looked at, or the reason why this failed.
 pub(crate) type Seen<T> = Result<T, Blind>;
 
 /// Findings about one thing.

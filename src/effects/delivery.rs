@@ -124,7 +124,7 @@ impl DeviceDelivery {
         linked.into_iter().map(|(ticket, _)| ticket).collect()
     }
 
-    /// Writes everything but the spec; returns the path and the text of the spec.
+    /// Writes all files except the spec; returns the path and the text of the spec.
     fn spec(&self, ticket: &Ticket, container_limits: &ContainerLimits) -> Result<(PathBuf, String), DeliveryError> {
         let folder = self.folder(container_limits);
         let file = self.fill(&folder, container_limits)?;

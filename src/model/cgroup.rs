@@ -22,7 +22,7 @@ pub struct CgroupIdentity {
     pub kind: CgroupKind,
 }
 
-/// Hashes the path alone, because the path determines the rest: tables look up hundreds of these every second.
+/// Hashes the path alone, because the path determines the rest: tables look up hundreds of identities every second.
 impl Hash for CgroupIdentity {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.path.hash(state);

@@ -88,8 +88,8 @@ impl Claim {
 
     /// Assigns the claim to the containers of a pod; `counts` has the number of GPUs that each container requests, init
     /// containers first. The lists of shares that are not empty are assigned, in order, to the containers that request
-    /// GPUs. So the claim need not have a list for each container without a GPU: HAMi 2.10.0 leaves them out at the
-    /// start.
+    /// GPUs. So the claim need not have a list for each container without a GPU: HAMi 2.10.0 leaves out such lists at
+    /// the start.
     ///
     /// # Errors
     /// [`MisalignedClaim`] if the numbers differ, for example because the claim no longer has the shares of containers

@@ -47,8 +47,8 @@ pub struct GpuCondition {
 pub const HOW_TO_CLEAR: &str = "The driver does not report when the GPU has recovered: it gets new containers again \
      after the agent has seen a reset of it, or after `gpu-steward clear-incident UUID`.";
 
-/// The incidents of one GPU that survive a restart of the agent. Conditions that show in the readings are not among
-/// them, because the agent reads them again.
+/// The incidents of one GPU that survive a restart of the agent. Conditions that show in the readings are left out,
+/// because the agent reads them again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptIncidents {
     /// The GPU.

@@ -62,7 +62,7 @@ pub const NODE_LINKS: &str = "hami.io/node-nvidia-score";
 /// Node annotation: what the leading extender counts as taken of the node's GPUs (`wire::assumed`).
 pub const ASSUMED: &str = "hami.io/node-nvidia-assume";
 
-/// Pod annotation, like the following ones (`wire::placement`): the product name of its GPUs contains one of these words.
+/// Pod annotation, as are the following (`wire::placement`): the product name of its GPUs contains one of these words.
 pub const USE_TYPES: &str = "nvidia.com/use-gputype";
 /// The product name of its GPUs contains none of these words.
 pub const AVOID_TYPES: &str = "nvidia.com/nouse-gputype";
@@ -77,7 +77,7 @@ pub const SHARING_MODES: &str = "nvidia.com/vgpu-mode";
 
 /// Label that GPU feature discovery (GFD) leaves on a Node that it labels.
 pub const DISCOVERY: &str = "nvidia.com/gfd.timestamp";
-/// Node label, like the following ones (`wire::labels`): whether the node has GPUs.
+/// Node label, as are the following (`wire::labels`): whether the node has GPUs.
 pub const LABEL_PRESENT: &str = "nvidia.com/gpu.present";
 /// Number of GPUs.
 pub const LABEL_COUNT: &str = "nvidia.com/gpu.count";

@@ -70,7 +70,7 @@ impl Default for CheckRules {
 }
 
 impl CheckRules {
-    /// How a pod is checked on a node; `None`: it is not. `pod` is the pod's own wish.
+    /// How a pod is checked on a node; `None` if it is not checked. `pod` is the pod's own wish.
     #[must_use]
     pub fn mode(&self, node: NodeCheck, pod: Option<bool>) -> Option<CheckMode> {
         let off = node.enabled == Some(false) || self.mode == CheckMode::Disabled;

@@ -120,7 +120,7 @@ impl MetricLabels {
         MetricLabels::default()
     }
 
-    /// One more pair. Control characters become `U+FFFD`; a long value is cut ([`MAX_LABEL_VALUE`]).
+    /// Adds a label. Control characters become `U+FFFD`; a long value is cut ([`MAX_LABEL_VALUE`]).
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> MetricLabels {
         if !self.0.is_empty() {

@@ -28,8 +28,8 @@ pub enum StopRequest {
 /// Maximum number of queued requests; further requests of a burst are dropped. A person sends one at a time.
 const QUEUE: usize = 8;
 
-/// One stop request may come as two signals: `timeout` of coreutils sends one to its child and one to the whole group.
-/// Signals within this time are the same request. A person needs far longer to press a key again.
+/// One stop request may come as two signals: `timeout` of coreutils sends a signal to its child and another to the
+/// whole group. Signals within this time are the same request. A person needs far longer to press a key again.
 const SAME: Duration = Duration::from_millis(100);
 
 /// Starts the thread `signals`, which sends a value for each signal.

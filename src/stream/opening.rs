@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 /// The path of the request.
 pub const STREAM_PATH: &str = "/v1/agent-stream";
-/// The name of the protocol. It has no version, because each message has one.
+/// The name of the protocol. It has no version, because each message has a version.
 const PROTOCOL: HeaderValue = HeaderValue::from_static("gpu-steward-stream");
 /// Maximum size of the text of a refusal, in bytes.
 const MAX_REFUSAL: usize = 4 << 10;

@@ -33,7 +33,7 @@ use std::fmt;
 pub const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of slots of one GPU: 64 GPUs with this many slots each still fit into one message to kubelet (4 MiB).
 const MAX_SLOTS: u64 = 1000;
-/// Maximum number of warnings for one file; a file with more is probably not a device configuration.
+/// Maximum number of warnings for one file; a file with more warnings is probably not a device configuration.
 const MAX_WARNINGS: usize = 64;
 /// Name of the files in errors.
 const KEY: &str = "device configuration";
@@ -215,7 +215,7 @@ fn vendor_setting(
     Ok(())
 }
 
-/// Reads a setting that both the cluster section and a node entry may have. `false` when `key` is not one of them.
+/// Reads a setting that both the cluster section and a node entry may have. `false` for any other key.
 fn of_node(config: &mut DeviceConfig, key: &str, value: &Value) -> Result<bool, String> {
     match key {
         "devicesplitcount" => config.slots = value::number(value, 1, MAX_SLOTS)?,

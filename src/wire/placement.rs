@@ -195,7 +195,7 @@ fn value<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.annotation(key).filter(|text| !text.trim().is_empty())
 }
 
-/// What is wrong with a value that a person wrote: its place says less than the word itself, which the text quotes.
+/// The error about a value that a person wrote. The text quotes the word, which says more than its place.
 fn fault(key: &'static str, what: String) -> DecodeError {
     DecodeError::new(key, 0, what)
 }

@@ -25,7 +25,7 @@ pub const MAX_TOKEN: usize = 8 << 10;
 /// Maximum number of keys that are read. An API server has one key, or two during a rotation, and each API server of a
 /// cluster may have its own.
 pub const MAX_KEYS: usize = 32;
-/// Maximum number of audiences of a token. A projected token has one.
+/// Maximum number of audiences of a token. A projected token has one audience.
 const MAX_AUDIENCES: usize = 16;
 
 const TOKEN: &str = "token";

@@ -54,7 +54,7 @@ impl ValueFrom {
 }
 
 impl Variables {
-    /// Reads the list `env` of a container. What is not such a list has no variables.
+    /// Reads the list `env` of a container. Any other value has no variables.
     pub(crate) fn of(env: Option<&RawValue>) -> Variables {
         let read = |env: &RawValue| serde_json::from_str::<OrNull<Vec<Variable>>>(env.get()).ok();
         let mut variables = Variables::default();

@@ -22,7 +22,7 @@ const UNWATCHED: Duration = Duration::from_secs(5);
 const WATCHED: Duration = Duration::from_secs(60);
 /// Pause after an event: pods that start at fifty a second then cause two reads a second, not a hundred.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Maximum number of entries that are read: links of four ended containers for each running one.
+/// Maximum number of entries that are read: links of four ended containers for each running container.
 const MAX_ENTRIES: usize = 5 * MAX_CGROUPS;
 
 /// Reads the folder whenever it changes, until the task is cancelled.

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Shared by the supervisor and one poller or the event thread.
+/// The state that the supervisor shares with one poller or the event thread.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeat {
     /// The call in progress.

@@ -53,7 +53,7 @@ pub(super) struct InventorySource<'a> {
 /// The result of an inventory.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
-    /// Ordered by index. A known GPU that does not answer stays in the list.
+    /// The known GPUs, ordered by index. A GPU that does not answer stays in the list.
     pub(super) known: Vec<KnownGpu>,
     /// Indices that NVML counts but that were never identified, with the reason.
     pub(super) unidentified: Vec<(u32, Absence)>,
@@ -70,7 +70,7 @@ struct Identified {
     implausible: Vec<ImplausibleValue>,
 }
 
-/// Takes the inventory of all GPUs. Where nothing new can be read, the known values stay, with their times.
+/// Takes the inventory of all GPUs. If nothing new can be read, the known values stay, with their times.
 ///
 /// A known GPU is found by its PCI slot: indices change when another GPU leaves the bus, and a GPU that hangs must not
 /// be called.
@@ -206,8 +206,8 @@ impl Search<'_> {
     }
 }
 
-/// Reads the identity, board data and MIG instances of the GPU behind an NVML handle. Where a read fails, the value of
-/// the last inventory stays. Fails if the UUID cannot be read.
+/// Reads the identity, board data and MIG instances of the GPU behind an NVML handle. If a read fails, the value of the
+/// last inventory stays. Fails if the UUID cannot be read.
 fn identify(
     source: InventorySource<'_>,
     (mut round, index): (PollRound<'_>, u32),

@@ -179,7 +179,7 @@ impl GpuCaller {
         range.accept(answer, |value| self.count_implausible(value))
     }
 
-    /// Counts a value outside the range of its reading, and logs the first one of each reading.
+    /// Counts a value outside the range of its reading, and logs the first of each reading.
     pub(super) fn count_implausible(&mut self, ImplausibleValue { reading, value }: ImplausibleValue) {
         let first = !self.implausible.contains_key(reading);
         let count = self.implausible.entry(reading).or_default();

@@ -25,7 +25,7 @@ const MAX_DEVICES: usize = 8192;
 const MAX_TEXT: usize = 64;
 
 /// The GPUs on the PCI bus, with the kernel driver that each is bound to. Virtual functions and GPUs that are kept for
-/// virtual machines are not among them.
+/// virtual machines are left out.
 fn on_bus(sysfs: &Path) -> BTreeMap<PciSlot, Option<Arc<str>>> {
     let Ok(devices) = std::fs::read_dir(sysfs.join("bus/pci/devices")) else { return BTreeMap::new() };
     let devices = devices.flatten().take(MAX_DEVICES).filter_map(|device| {

@@ -20,7 +20,7 @@ pub struct NvmlProbe {
     pub nvml: String,
     /// The GPUs, by index.
     pub gpus: Vec<Result<ProbedGpu, NvmlFailure>>,
-    /// The UUIDs that were asked for and that the driver does not know, each with its error.
+    /// The requested UUIDs that the driver does not know, each with its error.
     pub unknown: Vec<(String, NvmlFailure)>,
 }
 

@@ -173,7 +173,7 @@ fn list_with_identities(
 /// NVML's three lists merged, by PID.
 ///
 /// # Errors
-/// When one of them cannot be read: the rest would look like the whole list.
+/// If a list cannot be read: the other lists would look complete.
 fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients, uses: &Uses) -> Result<BTreeMap<u32, Listed>, Absence> {
     let device = &gpu.known.device;
     let asker = &mut gpu.asker;

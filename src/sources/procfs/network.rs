@@ -53,7 +53,7 @@ impl NetworkNamespaces {
     /// By the link if the link of the host (process 1) can be read, otherwise by the counter file.
     ///
     /// # Errors
-    /// [`ReadFailure`] of the second method, when neither shows the host's namespace.
+    /// [`ReadFailure`] of the second method, when neither method shows the host's namespace.
     pub fn find(reader: &mut KernelFileReader, procfs: &[u8]) -> Result<Self, ReadFailure> {
         Self::by_links(reader, procfs).or_else(|_| Self::by_counters(reader, procfs))
     }
