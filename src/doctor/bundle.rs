@@ -138,7 +138,7 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
         }
     };
     let named = options.namespace.as_deref();
-    // Two lists: in a large cluster the agents alone are more than one list has.
+    // Two lists: in a large cluster the agents alone fill a list, so a common list could lack the extenders.
     let extenders = namespace::extenders(reader, named).await;
     let nodes = NodesSeen::look(cluster, place, &extenders).await;
     bundle.take_document("nodes.json", Ok(nodes.report(true)));

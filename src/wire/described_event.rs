@@ -131,7 +131,7 @@ pub fn decode_list(json: &[u8]) -> Result<DescribedEvents, DecodeError> {
     Ok(DescribedEvents { events, more })
 }
 
-/// The text, cut where it is too long.
+/// The text, cut if it is too long.
 #[must_use]
 pub fn cut(text: &str) -> String {
     match text.char_indices().nth(MAX_TEXT) {

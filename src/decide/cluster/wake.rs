@@ -363,7 +363,7 @@ impl ClusterState {
                 return;
             }
             if may_fit(node, &kind.needs, &signature.selection, work) {
-                // Also where the node is known already: a pod that was asked about since then may not be any more.
+                // Even if the node is known already: a pod that was asked about since then may not be any more.
                 kind.maybe.insert(place);
                 self.wakes.is_due = true;
             }
@@ -372,7 +372,7 @@ impl ClusterState {
 
     fn wake_in_order(&mut self, now: Monotonic) -> WakeStep {
         if let Some(free) = self.wakes.pace.waits(now) {
-            // What is due stays due, and at that moment all pods are looked at, also those that are due before.
+            // All due pods stay due, and at that moment all pods are looked at, even pods that are due before.
             self.wakes.lines = None;
             self.wakes.due = Some(free);
             return WakeStep::default();
@@ -380,7 +380,7 @@ impl ClusterState {
         let lines = self.wakes.lines.take();
         let lines = lines.filter(|lines| lines.searched.is_none_or(|searched| now.since(searched) < IN_LINE));
         let mut lines = lines.unwrap_or_else(|| self.looks_anew(now));
-        // The pods are not changed, only what is known of their kinds.
+        // The pods are not changed, only the data of their kinds.
         let mut waiting = std::mem::take(&mut self.waiting);
         let (mut step, mut work) = (WakeStep::default(), 0);
         if lines.searched.is_none() {
@@ -561,7 +561,7 @@ impl ClusterState {
         found
     }
 
-    /// Whether a node has room for a pod, beside those that are expected there soon, and those that are nominated to it.
+    /// Whether a node has room for a pod in addition to the pods that are expected there soon or nominated to it.
     fn room_of(&self, request: &PlacementRequest, name: &NodeName, work: &mut usize, now: Monotonic) -> NodeRoom {
         *work += JUDGED;
         let Some(node) = self.nodes.get(name).filter(|node| node.closed().is_none()) else { return NodeRoom::Taken };
@@ -611,7 +611,7 @@ impl ClusterState {
     }
 }
 
-/// Whether a node has enough GPUs, and for each container of a kind one with enough of everything, by claims alone.
+/// Whether a node has enough GPUs, and for each container of a kind a GPU with enough of everything, by claims alone.
 fn may_fit(node: &NodeClaims, needs: &[Need], selection: &GpuSelection, work: &mut usize) -> bool {
     let devices = &node.devices().devices;
     let mut accepted = AcceptedDevices::of(selection);

@@ -67,7 +67,7 @@ fn may_be_of_key(line: &str) -> bool {
     is_field || is_base64(line) || (last.len() >= KEY_WORD && is_base64(last))
 }
 
-/// The line without the users and passwords of its URLs: `https://user:password@host`.
+/// The line without the user names and passwords in its URLs: `https://user:password@host`.
 fn without_users(line: &str) -> String {
     let mut clean = String::with_capacity(line.len());
     let mut rest = line;
@@ -172,7 +172,7 @@ fn without_scheme(word: &str) -> &str {
     }
 }
 
-/// Whether the value of this key is removed. A path or a number of tokens has longer keys, such as `token-file` and `tokens`.
+/// Whether the value of this key is removed. It stays for keys such as `token-file` (a path) and `tokens` (a number).
 fn is_key(key: &str) -> bool {
     let key = key.rsplit(BEFORE_KEY).next().unwrap_or(key).trim_start_matches('-').to_ascii_lowercase();
     let begin = KEYS.iter().find_map(|secret| key.strip_suffix(*secret));
