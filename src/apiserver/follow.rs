@@ -88,7 +88,7 @@ pub trait FollowListener<K: Followed>: Send {
     /// The watch works, possibly after failures.
     fn works(&mut self);
     /// A list that the follower began at this moment is in the store; [`FollowListener::changed`] has reported it. The version
-    /// of the list is `None` where it is not a number.
+    /// of the list is `None` if it is not a number.
     fn listed(&mut self, _begun: Instant, _version: Option<u64>, _held: &Store<K>) {}
 }
 

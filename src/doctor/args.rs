@@ -66,7 +66,7 @@ pub(crate) struct ClusterAccess {
     /// `None` takes `KUBECONFIG`, then the service account of the pod, then `~/.kube/config`.
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) leader: LeaderPlace,
-    /// The namespace of gpu-steward; `None` finds it by its pods and its Lease.
+    /// The namespace of gpu-steward; if `None`, its pods and its Lease show it.
     pub(crate) namespace: Option<String>,
 }
 

@@ -59,7 +59,7 @@ pub(crate) struct BundleOptions {
     pub(crate) pod: Option<PodRef>,
     /// The name of the scheduler that is to place it.
     pub(crate) scheduler: String,
-    /// The namespace of gpu-steward; `None` finds it.
+    /// The namespace of gpu-steward; if `None`, its pods and its Lease show it.
     pub(crate) namespace: Option<String>,
 }
 
@@ -89,7 +89,7 @@ struct Bundle {
 }
 
 impl Bundle {
-    /// Adds a text without secrets. Of one that is too long the end is kept, where the newest lines of a log are.
+    /// Adds a text without secrets. If it is too long, its end is kept, because a log has its newest lines there.
     fn add(&mut self, name: &str, text: &str) {
         let room = self.archive.room().saturating_sub(CONTENTS);
         let start = text.ceil_char_boundary(text.len().saturating_sub(room));
@@ -104,7 +104,7 @@ impl Bundle {
         }
     }
 
-    /// Adds what another program has written, without its secrets, or notes why it is missing.
+    /// Adds a text that another program wrote, without its secrets, or notes why the text is missing.
     fn take_text(&mut self, name: &str, text: Seen<Vec<u8>>) {
         match text {
             Ok(text) => self.add(name, &redacted(&String::from_utf8_lossy(&text))),
@@ -175,7 +175,7 @@ fn pods<'a>(bundle: &mut Bundle, lists: [(&str, &'a Seen<Vec<DescribedPod>>); 2]
     all
 }
 
-/// The JSON of a document without the secrets in its texts. What is removed from one text changes no other and leaves it JSON.
+/// The JSON of a document, without the secrets in its texts. Each text is redacted alone, so the document stays valid JSON.
 fn document(content: &impl Serialize) -> Seen<String> {
     let failed = |why: serde_json::Error| Blind::new("the document", why);
     let mut document = serde_json::to_value(content).map_err(failed)?;
@@ -249,7 +249,7 @@ async fn take_logs(
     }
 }
 
-/// A name as part of a file's name: at most this many characters, the end of a pod's name, which tells pods apart.
+/// A name as part of a file name: its last `most` characters, because the end of a pod's name tells pods apart.
 fn file_name(name: &str, most: usize) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let plain: String = name.chars().map(plain).collect();

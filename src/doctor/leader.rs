@@ -167,7 +167,7 @@ impl Leader {
     }
 }
 
-/// Reads a document. Its texts are cut like those of events.
+/// Reads a document, and cuts its texts like the texts of events.
 fn read<T: DeserializeOwned>(body: &[u8]) -> serde_json::Result<T> {
     let mut document: Value = serde_json::from_slice(body)?;
     texts::change(&mut document, "", &|_: &str, text: &mut String| *text = cut(text));

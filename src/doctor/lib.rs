@@ -9,7 +9,7 @@
 //!   args      the command line
 //!   texts     the texts of a JSON document
 //!   cluster   what the API server shows
-//!   namespace the pods of gpu-steward, and none of others with its labels
+//!   namespace the pods of gpu-steward, without other pods that have its labels
 //!   leader    the leading extender, through a forwarded port
 //!   http      a request over a connection that is open
 //!   nodes     the command `nodes`
@@ -22,8 +22,8 @@
 //! ```
 //!
 //! What must never happen here: a write to the cluster; a wait without a limit; an answer of unlimited length; text of the cluster
-//! that reaches a terminal as it is; a pod that is believed for its labels; a verdict "nothing is wrong" about something that could not
-//! be looked at.
+//! that reaches a terminal as it is; a pod that is trusted because of its labels; a verdict "nothing is wrong" about something that
+//! could not be looked at.
 
 mod finding;
 mod print;

@@ -1,6 +1,6 @@
-//! The namespace of gpu-steward, where the caller names none. Everybody who may create pods can give them its labels, and would then
-//! be asked as the leader. So gpu-steward is where an extender has held its Lease: the chart names the Lease after the service account
-//! of the extender. Where Leases cannot be read, and for agents without an extender, all pods must be in one namespace.
+//! The namespace of gpu-steward, if the caller names none. Anyone who may create pods can give them its labels; such pods must not be
+//! asked as the leader. So gpu-steward is where an extender has held its Lease: the chart names the Lease after the service account
+//! of the extender. If Leases cannot be read, and for agents without an extender, all pods must be in one namespace.
 
 use crate::cluster::{ClusterReader, MAX_LISTED};
 use crate::finding::{Blind, Seen};
@@ -8,15 +8,15 @@ use model::lease::LeaseRecord;
 use std::collections::BTreeSet;
 use wire::described_pod::DescribedPod;
 
-/// Leases that are read. Nobody installs gpu-steward this often in a cluster.
+/// Maximum number of Leases that are read. No cluster has this many installations of gpu-steward.
 const MAX_LEASES: usize = 8;
-/// Namespaces that a refusal names.
+/// Maximum number of namespaces that a refusal names.
 const MAX_NAMED: usize = 8;
 
-/// The Lease in this namespace, as an extender has left it; `None` where no extender has held it.
+/// A namespace, and the Lease there as an extender has left it; `None` if no extender has held it.
 type LeaseSeen = (String, Seen<Option<LeaseRecord>>);
 
-/// The pods of the extender. Where the Lease was read, its holder is the first one.
+/// The pods of the extender. If the Lease was read, its holder is the first pod.
 pub(crate) async fn extenders(cluster: &ClusterReader, namespace: Option<&str>) -> Seen<Vec<DescribedPod>> {
     let pods = cluster.steward_pods(namespace, "extender").await?;
     if namespace.is_some() || pods.is_empty() {
@@ -39,7 +39,7 @@ pub(crate) async fn extenders(cluster: &ClusterReader, namespace: Option<&str>) 
     of_lease(pods, &leases)
 }
 
-/// The pods of the agents, in the namespace of the extenders where there are some.
+/// The pods of the agents, in the namespace of the extenders if there are extenders.
 pub(crate) async fn agents(
     cluster: &ClusterReader,
     namespace: Option<&str>,
@@ -68,7 +68,7 @@ fn of_lease(mut pods: Vec<DescribedPod>, leases: &[LeaseSeen]) -> Seen<Vec<Descr
         _ => return Err(refused(&homes, "extenders in more than one namespace have held a Lease")),
     }
     pods.retain(|pod| homes.contains(pod.namespace.as_str()));
-    // A holder is the name of its pod, and random digits.
+    // A holder's identity is the name of its pod, and random digits.
     let holds = |pod: &DescribedPod, lease: &LeaseRecord| {
         let name = lease.holder.as_deref().and_then(|holder| holder.rsplit_once('_'));
         name.is_some_and(|(name, _)| name == pod.name)
@@ -77,7 +77,7 @@ fn of_lease(mut pods: Vec<DescribedPod>, leases: &[LeaseSeen]) -> Seen<Vec<Descr
     Ok(pods)
 }
 
-/// The pods, if there are no others and all are in one namespace.
+/// The pods, if the list has all pods and all are in one namespace.
 fn in_one_namespace(pods: Vec<DescribedPod>) -> Seen<Vec<DescribedPod>> {
     let why = if !is_whole(&pods) {
         "too many pods have its labels"
@@ -121,7 +121,7 @@ mod tests {
         pods.iter().flatten().map(|pod| pod.name.as_str()).collect()
     }
 
-    /// A Lease that this pod holds, or none.
+    /// A Lease that this pod holds; `None`: no extender has held it.
     fn lease(namespace: &str, holder: Option<&str>) -> LeaseSeen {
         let held = |holder: &str| LeaseRecord { holder: Some(format!("{holder}_0f").into()), ..LeaseRecord::default() };
         (namespace.to_owned(), Ok(holder.map(held)))

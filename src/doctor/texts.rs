@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// Changes each text of a document. It is called with the field that the text is in; what is in a list has the field of the list.
+/// Changes each text of a document. `how` is called with the field of the text; a text in a list has the field of the list.
 pub(crate) fn change(document: &mut Value, field: &str, how: &impl Fn(&str, &mut String)) {
     match document {
         Value::String(text) => how(field, text),

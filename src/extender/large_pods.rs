@@ -22,7 +22,7 @@ pub(super) struct LargePods {
 }
 
 impl LargePods {
-    /// A version of a pod is shown, by the watch, a list or a read. It has no effect if a newer one was too large.
+    /// A version of a pod is shown, by the watch, a list or a read. It has no effect if a newer version was too large.
     pub(super) fn pod_is(&mut self, pod: &Pod) {
         if self.pods.get(&pod.uid).is_some_and(|(version, _)| *version > pod.version) {
             return;
@@ -36,13 +36,13 @@ impl LargePods {
         }
     }
 
-    /// The watch shows this version of a pod, and has shown all before it. After a restore of etcd it may be lower than the last one.
+    /// The watch shows this version of a pod, and has shown all versions before it. After a restore of etcd, versions begin lower.
     pub(super) fn watched(&mut self, pod: &Pod) {
         self.pod_is(pod);
         self.shown = pod.version;
     }
 
-    /// A list of this version shows all pods, and these are too large. After a restore of etcd all versions may be lower than before.
+    /// A list of this version shows all pods; `large` are too large. After a restore of etcd all versions may be lower than before.
     pub(super) fn listed<'a>(&mut self, version: Option<u64>, large: impl Iterator<Item = &'a Pod>) {
         self.pods.clear();
         large.for_each(|pod| self.pod_is(pod));

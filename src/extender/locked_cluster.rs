@@ -206,7 +206,7 @@ impl LockedCluster {
         self.large.lock().watched(pod);
     }
 
-    /// A list of all pods, of this version, is taken over, and these pods are held since then.
+    /// A list of all pods, of this version, is taken over. `held` are the pods that the store holds now.
     pub(super) fn pods_are_listed<'a>(&self, version: Option<u64>, held: impl Iterator<Item = &'a Arc<Pod>>) {
         // Filter calls wait for the lock, and few of the pods are too large.
         let large: Vec<&Pod> = held.map(|pod| &**pod).filter(|pod| placement::too_large(pod).is_some()).collect();

@@ -20,8 +20,8 @@ use wire::annotation_keys::WAKE;
 
 /// Time between two looks for changed nodes. A look without changes takes a microsecond, and a pod waits this much longer.
 const LOOK: Duration = Duration::from_millis(100);
-/// Pause between two steps that follow each other. Each does a bounded amount of work, so wakes take at most about a tenth of a core,
-/// whatever pods wait.
+/// Pause between two steps. Each step does a bounded amount of work, so wakes take at most about a tenth of a core, whatever pods
+/// wait.
 const STEP: Duration = Duration::from_millis(5);
 /// Time limit for a write. The room is not kept any longer.
 const WITHIN: Duration = Duration::from_secs(5);

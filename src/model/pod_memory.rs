@@ -15,10 +15,10 @@ pub const MAX_NODE_PODS_BYTES: usize = 64 << 20;
 /// 215 MiB (tests/bench/runs). By the count of [`Pod::memory`] there is room for about 200,000 pods without GPUs, or 90,000 with
 /// claims.
 pub const MAX_CLUSTER_PODS_BYTES: usize = 144 << 20;
-/// Largest request of a pod that waits for a node that is kept, in bytes of memory: an ordinary one takes some hundred bytes, one of
-/// 40 containers takes this much. It lets waiting pods of users take little more memory than other pods. kube-scheduler sends the
-/// request in its calls in any case. The requests of open orders have the same bound, and larger ones of pods that have passed the
-/// filter or are nominated are the first to be forgotten.
+/// Maximum size of a waiting pod's request that is kept, in bytes of memory: an ordinary request takes some hundred bytes, a request
+/// of 40 containers this much. So waiting pods take little more memory than other pods. kube-scheduler sends the request in its
+/// calls in any case. Requests of open orders have the same bound. Larger requests of pods that have passed the filter or are
+/// nominated are the first to be forgotten.
 pub const MAX_WAITING_REQUEST_BYTES: usize = 4096;
 
 /// Bytes of a text in addition to its characters: the two counts of an `Arc`, and the allocator's rounding.

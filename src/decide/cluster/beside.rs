@@ -40,8 +40,8 @@ impl ClusterState {
         }
     }
 
-    /// Leaves a proposal for the pod on this node. If too many pods are expected there, the one that was filtered first is not any
-    /// more: it may still be bound there.
+    /// Leaves a proposal for the pod on this node. If too many pods are expected there, the pod that was filtered first is no longer
+    /// expected: it may still be bound there.
     pub(super) fn propose_on(&mut self, request: &PlacementRequest, name: &str) -> Option<NodeName> {
         let node = self.nodes.get(name)?;
         let (_, placement) = self.judge_for(request, node).ok()?;

@@ -290,8 +290,8 @@ impl ClusterState {
         self.pending.insert(uid, PendingPod { request, proposed, filtered: now, bytes });
     }
 
-    /// Forgets the oldest filter calls until there is room for one more pod, whose request and proposal take this many bytes. If the
-    /// bytes do not suffice, those of pods with large requests are forgotten first: a user who makes many of them must not keep the
+    /// Forgets the oldest filter calls until there is room for one more pod, whose request and proposal take this many bytes. If too
+    /// few bytes are free, calls of pods with large requests are forgotten first: a user who makes many such pods must not keep the
     /// gangs and the volumes of others from being bound. The bind of a pod whose call is forgotten is refused
     /// ([`super::BindRefusal::NotFiltered`]), and kube-scheduler tries the pod again.
     fn make_room(&mut self, bytes: usize) {
@@ -309,7 +309,7 @@ impl ClusterState {
     }
 }
 
-/// About as many bytes as the request of a pod and its proposal take.
+/// Approximate number of bytes that the request of a pod and its proposal take.
 fn memory(request: &PlacementRequest) -> usize {
     let gpus = request.requests.iter().map(|one| usize::try_from(one.slots).unwrap_or(usize::MAX));
     let proposal = gpus.fold(0, usize::saturating_add).saturating_mul(size_of::<(GpuUuid, DeviceDemand)>());

@@ -327,7 +327,7 @@ impl NodeClaims {
         }
     }
 
-    /// Called after each change of a pod's hash, and of what is known of its claim.
+    /// Called after each change of a pod's hash, or of what is known of the pod's claim.
     fn note_unclaimed(&mut self, uid: &PodUid) {
         let unclaimed = self.blocking_pods.unknown().get(uid) == Some(&UnknownClaim::NotStarted);
         self.static_pods.unclaimed_is(uid, unclaimed);
@@ -451,7 +451,7 @@ impl NodeClaims {
                 own.max(held) == own
             })
         };
-        // Everyone who may create pods may make very many with one hash, but few pods have ended and still run.
+        // Anyone who may create pods can make very many pods with one hash, but few pods have ended and still run.
         let ended = self.ending.iter().filter(|other| self.static_pods.are_siblings(uid, other));
         ended.filter(|other| self.ledger.get(other).is_some_and(within)).cloned().collect()
     }

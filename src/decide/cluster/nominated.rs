@@ -32,7 +32,7 @@ use std::time::Duration;
 const ROOM_WITHIN: Duration = Duration::from_secs(60);
 /// Upper bound on the pods that wait. kube-scheduler preempts for one pod at a time, for some pods in a second.
 pub(super) const MOST: usize = 1024;
-/// Upper bound on the bytes of their requests: room for 1,024 of 8 KiB. The largest possible ones, of 54 KiB, would take 55 MiB.
+/// Upper bound on the bytes of their requests: 8 KiB for each of 1,024. The largest requests, 54 KiB each, would take 55 MiB.
 const MOST_BYTES: usize = 8 << 20;
 
 /// Upper bound on the pods whose last offer is remembered. An offer has a few hundred nodes with some pods each: 50 KiB, and the
@@ -57,7 +57,7 @@ struct Nomination {
 #[derive(Debug, Default)]
 pub(super) struct NominatedPods {
     waiting: HashMap<PodUid, Nomination>,
-    /// Bytes that their requests take.
+    /// Bytes that the requests of the waiting pods take.
     bytes: usize,
     /// The waiting pods of each node.
     on_node: HashMap<NodeName, BTreeSet<PodUid>>,
@@ -145,7 +145,7 @@ impl NominatedPods {
         self.waiting.insert(request.uid.clone(), Nomination { request, node, since, bytes });
     }
 
-    /// The pod that gives way to another one: that with the earliest nomination of those with large requests, or else of all.
+    /// The pod that gives way to another pod: the pod with a large request that was nominated first, or else the first of all pods.
     fn first_to_leave(&self) -> Option<PodUid> {
         let order = |one: &&Nomination| (one.bytes <= MAX_WAITING_REQUEST_BYTES, one.since);
         self.waiting.values().min_by_key(order).map(|one| one.request.uid.clone())

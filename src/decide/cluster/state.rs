@@ -24,8 +24,8 @@ use std::sync::atomic::AtomicU64;
 /// Upper bound on the pods that are remembered between their filter call and their bind. kube-scheduler places one pod at a
 /// time, while binds of earlier pods run in parallel; a few hundred pods wait at a gate of the scheduler.
 pub const MAX_PENDING: usize = 20_000;
-/// Upper bound on the bytes of their requests and proposals: room for 20,000 of 1.6 KiB, and an ordinary one takes half a KiB.
-/// Everyone who may create pods can make requests of 54 KiB, and 20,000 of those would take 1 GiB.
+/// Upper bound on the bytes of the requests and proposals of these pods: 1.6 KiB for each of 20,000, and an ordinary pod takes
+/// half a KiB. Anyone who may create pods can make requests of 54 KiB, and 20,000 such requests would take 1 GiB.
 pub(super) const MAX_PENDING_BYTES: usize = 32 << 20;
 
 /// The settings of the decisions.
@@ -142,7 +142,7 @@ pub struct ClusterState {
     pub(super) turn: u64,
     /// The order of the filter calls of the pending pods, oldest first.
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
-    /// Those of them with large requests.
+    /// The order of the filter calls of the pending pods with large requests.
     pub(super) large: BTreeSet<(Monotonic, PodUid)>,
     /// Bytes that the requests and proposals of the pending pods take.
     pub(super) pending_bytes: usize,

@@ -22,7 +22,7 @@ struct Hashes {
     of: BTreeMap<PodUid, PodUid>,
     /// The pods with each hash.
     pods: BTreeMap<PodUid, BTreeSet<PodUid>>,
-    /// Those of them that request GPUs, have no claim and have not started.
+    /// The pods with each hash that request GPUs, have no claim and have not started.
     unclaimed: BTreeMap<PodUid, BTreeSet<PodUid>>,
 }
 
@@ -44,7 +44,7 @@ impl StaticPods {
         true
     }
 
-    /// Sets whether a pod requests GPUs, has no claim and has not started. Nothing is kept of a pod without a hash.
+    /// Sets whether a pod requests GPUs, has no claim and has not started. Does nothing for a pod without a hash.
     pub(super) fn unclaimed_is(&mut self, uid: &PodUid, unclaimed: bool) {
         let Some(hash) = self.0.of.get(uid).cloned() else { return };
         let was = self.0.unclaimed.get(&hash).is_some_and(|pods| pods.contains(uid));
@@ -80,7 +80,7 @@ impl StaticPods {
         self.0.pods.get(hash).into_iter().flatten()
     }
 
-    /// Those of them that request GPUs, have no claim and have not started.
+    /// The pods with this hash that request GPUs, have no claim and have not started.
     pub(super) fn unclaimed<'a>(&'a self, hash: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
         self.0.unclaimed.get(hash).into_iter().flatten()
     }
@@ -97,7 +97,7 @@ impl StaticPods {
     }
 }
 
-/// Removes a pod from those with this hash.
+/// Removes a pod from the pods with this hash.
 fn take_out(pods: &mut BTreeMap<PodUid, BTreeSet<PodUid>>, hash: &PodUid, uid: &PodUid) {
     let Some(others) = pods.get_mut(hash) else { return };
     others.remove(uid);

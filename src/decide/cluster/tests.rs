@@ -393,7 +393,7 @@ fn a_pod_that_cannot_be_read_closes_its_node_until_it_can_be_read_or_is_gone() {
     assert!(cluster.unreadable.is_empty());
 }
 
-/// Everyone who may create pods can bind them to nodes that do not exist.
+/// Anyone who may create pods can bind them to nodes that do not exist.
 #[test]
 fn pods_get_entries_for_no_more_names_of_nodes_than_there_may_be_nodes() {
     let mut cluster = cluster(1, 1);
@@ -668,7 +668,7 @@ pub(super) fn large(n: u32) -> PlacementRequest {
     request
 }
 
-/// Everyone who may create pods decides how large a request is.
+/// Anyone who may create pods decides how large a request is.
 #[test]
 fn what_is_remembered_of_pods_is_bounded_in_bytes_and_large_requests_are_forgotten_first() {
     let mut cluster = cluster(1, 1);

@@ -17,16 +17,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Upper bound on the pods: more than kube-scheduler can try again within its five minutes. Each takes about a KiB, and at most some
-/// KiB: without [`MAX_WAITING_REQUEST_BYTES`] the lists of GPUs in their annotations would take 40 KiB of each, and 800 MiB in all.
-/// In the worst case each has the largest request, a kind of its own, and three sets of 5,000 nodes: 10 KiB, and 200 MiB in all.
+/// Maximum number of waiting pods: more than kube-scheduler can try again within its five minutes. Most take about a KiB. Without
+/// [`MAX_WAITING_REQUEST_BYTES`], each pod could take 40 KiB with the lists of GPUs in its annotations, and all pods 800 MiB. In the
+/// worst case each pod has the largest request, a kind of its own, and three sets of 5,000 nodes: 10 KiB, and 200 MiB in all.
 pub(super) const MOST: usize = 20_000;
 /// Maximum number of sets of nodes among which a call looks for an equal set. The calls for most pods name the same nodes.
 const SETS: usize = 8;
 
 /// The place of a pod among the pods of its kind and namespace: the higher priority first, then the older pod.
 pub(super) type Rank = (Reverse<i32>, u64, PodUid);
-/// The place of a pod among those of its kind: its namespace, and its place there.
+/// The place of a pod among the pods of its kind: its namespace, and its rank there.
 pub(super) type Member = (Arc<str>, Rank);
 
 /// What the last filter call of a pod has seen.
@@ -120,7 +120,7 @@ impl Need {
 }
 
 impl Asked {
-    /// Whether both calls knew the same nodes: then the same ones count for both pods.
+    /// Whether both calls knew the same nodes: then the same nodes count for both pods.
     pub(super) fn is_like(&self, other: &Asked) -> bool {
         self.newest_node == other.newest_node && Arc::ptr_eq(&self.nodes, &other.nodes)
     }
@@ -249,7 +249,7 @@ impl WaitingPods {
         Some((pod.request.as_deref()?, asked))
     }
 
-    /// The kinds of requests of the pods that may be woken, from this one on; `None`: from the first one.
+    /// The kinds of requests of the pods that may be woken, from `first` on; `None`: all kinds.
     pub(super) fn kinds_from(
         &self,
         first: Option<&Signature>,
@@ -257,7 +257,7 @@ impl WaitingPods {
         self.kinds.range::<Signature, _>(from(first))
     }
 
-    /// The same, mutable.
+    /// Like [`WaitingPods::kinds_from`], mutable.
     pub(super) fn kinds_mut_from(
         &mut self,
         first: Option<&Signature>,
@@ -270,7 +270,7 @@ impl WaitingPods {
         self.kinds.get(signature)
     }
 
-    /// The same, mutable.
+    /// One kind, mutable.
     pub(super) fn kind_mut(&mut self, signature: &Signature) -> Option<&mut WaitingKind> {
         self.kinds.get_mut(signature)
     }
@@ -367,7 +367,7 @@ impl WaitingPods {
 }
 
 impl WaitingKind {
-    /// The pods by namespace, the first ones of each first, from this one on; `None`: from the first one.
+    /// The pods by namespace and rank, from `first` on; `None`: all pods.
     pub(super) fn members_from(&self, first: Option<&Member>) -> impl Iterator<Item = &Member> {
         self.members.range::<Member, _>(from(first))
     }

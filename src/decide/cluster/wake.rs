@@ -39,19 +39,19 @@ mod lines;
 
 use lines::Lines;
 
-/// Most work of a step with changed nodes and the kinds of requests that are compared with them, and most work with pods that are
-/// looked at and nodes that are judged for them. A unit is a GPU with which a kind is compared, or about 3 ns: 0.2 ms in all.
+/// Maximum work of a step: once for the comparison of changed nodes with kinds of requests, and once for the search and the judging
+/// of pods. A unit is the comparison of a kind with a GPU, or about 3 ns: 0.2 ms in all.
 const WORK: usize = 65_536;
-/// The work for a node or a kind, and for a product with which a GPU is compared.
+/// Work, in the same units as `WORK`, for a node or a kind, and for the comparison of a GPU with a product.
 const KIND: usize = 4;
 const PRODUCT: usize = 4;
-/// The work to look up something of a pod.
+/// Work to look up data of a pod.
 const LOOKUP: usize = 32;
-/// The work to judge up to eight GPUs of a node for one container.
+/// Work to judge up to eight GPUs of a node for one container.
 const JUDGED: usize = 256;
-/// The work to judge a node beside pods that are nominated to it or expected there: it is copied for that, which takes up to 80 us.
+/// Work to judge a node beside pods that are nominated to it or expected there: the node is copied, which takes up to 80 us.
 const COPIED: usize = 32 * JUDGED;
-/// How long pods stay in line until all are looked at again: meanwhile one of a higher priority may have come.
+/// How long pods stay in line until all pods are looked at again, because a pod of higher priority may have come.
 const IN_LINE: Duration = Duration::from_secs(1);
 /// How often a pod is judged again for a node whose room is kept for another pod.
 const BLOCKED: Duration = Duration::from_secs(1);
@@ -107,8 +107,8 @@ pub(super) struct Wakes {
     swept: Option<Monotonic>,
     /// The nodes by their places, as they were seen last.
     seen: Vec<Option<SeenNode>>,
-    /// The places of nodes that have changed and were not compared with the kinds of requests since, in the order in which that was
-    /// found: otherwise a node that changes all the time could be compared before all others again and again.
+    /// The places of nodes that have changed and were not compared with the kinds of requests since, in the order in which the
+    /// changes were found: otherwise a node that changes all the time could always be compared before all other nodes.
     fresh: VecDeque<(Monotonic, usize)>,
     /// The place of the node with which some kinds were compared in the last step, and the kind that comes next.
     comparing: Option<(usize, Arc<Signature>)>,
@@ -116,9 +116,9 @@ pub(super) struct Wakes {
     kept: BTreeMap<PodUid, KeptRoom>,
     /// The pods that may be woken, while they are searched for and judged.
     lines: Option<Lines>,
-    /// When the first node was found where room is kept for others, since those were judged again.
+    /// When the first node with room only for other pods was found since all such nodes were last judged again.
     blocked: Option<Monotonic>,
-    /// Whether some kind may fit on a node since the last search began.
+    /// Whether a node where some kind may fit was found since the last search began.
     is_due: bool,
     /// When the next search begins although nothing changes.
     due: Option<Monotonic>,
@@ -132,7 +132,7 @@ struct SeenNode {
     numbers: VersionNumbers,
     /// The number of the look that has found its newest change.
     at: u64,
-    /// Whether it is among those that have changed and were not compared since.
+    /// Whether the node has changed and was not compared since.
     is_fresh: bool,
 }
 
@@ -350,8 +350,8 @@ impl ClusterState {
         self.wakes.comparing.is_some()
     }
 
-    /// Finds the kinds of requests that may fit on a node, from this one on, until the step has done enough. A kind that comes to an
-    /// earlier place meanwhile is that of a call which knew the change of the node, or to which [`ClusterState::refuse`] adds it.
+    /// Finds the kinds of requests, from `first` on, that may fit on a node, until the step has done enough. A kind that comes before
+    /// `first` meanwhile is not missed: its call knew the change of the node, or [`ClusterState::refuse`] adds the node.
     fn compare(&mut self, place: usize, first: Option<&Signature>, work: &mut usize) {
         let name = self.wakes.seen.get(place).and_then(Option::as_ref).map(|seen| &seen.name);
         let Some(node) = name.and_then(|name| self.nodes.get(name)).filter(|node| node.closed().is_none()) else {
@@ -415,7 +415,7 @@ impl ClusterState {
         step
     }
 
-    /// A search begins. From time to time pods are also judged again where room was kept for others.
+    /// Begins a search. From time to time it also includes the nodes whose room was kept for other pods.
     fn looks_anew(&mut self, now: Monotonic) -> Lines {
         if self.wakes.blocked.is_some_and(|at| now.since(at) >= BLOCKED) {
             self.wakes.blocked = None;
@@ -428,9 +428,9 @@ impl ClusterState {
         Lines::default()
     }
 
-    /// Puts pods in line for which some node may have room, of each kind and namespace about as many as may be woken in a second. Goes on
-    /// where the last step has ended. If another node may have room for a kind meanwhile, or for a pod whose call did not know its
-    /// change, `is_due` is set, and another search follows.
+    /// Puts pods in line for which some node may have room: of each kind and namespace about as many as may be woken in a second.
+    /// Goes on where the last step ended. If a node gets room for a kind meanwhile, or for a pod whose call did not know the change
+    /// of the node, `is_due` is set, and another search follows.
     fn search(&self, waiting: &WaitingPods, lines: &mut Lines, work: &mut usize, now: Monotonic) {
         let mut next = lines.next.take();
         let first = next.as_ref().map(|(signature, _)| Arc::clone(signature));
@@ -477,7 +477,7 @@ impl ClusterState {
         lines.searched = Some(now);
     }
 
-    /// Whether a pod may use one of these nodes. `last` is the answer for the pod before it: the calls for most pods are alike.
+    /// Whether a pod may use one of these nodes. `last`: the answer for the previous pod, because the calls for most pods are alike.
     fn may_use<'a>(
         &self,
         maybe: &NodeSet,
@@ -528,7 +528,7 @@ impl ClusterState {
         now: Monotonic,
     ) -> Option<KeptRoom> {
         *work += 2 * LOOKUP;
-        // Since it was put in line, kube-scheduler may have asked about the pod, or it may have been changed or bound.
+        // Since the pod was put in line, kube-scheduler may have asked about it, or it may have been changed or bound.
         let kind = waiting.kind(signature).filter(|kind| kind.has(member))?;
         let (request, asked) = waiting.may_be_woken(&member.1.2)?;
         if self.locations.contains_key(&request.uid) {

@@ -59,7 +59,7 @@ pub fn place(
     Ok(Placement { claim, terms, fill: terms.fill(attempt.weights), check: attempt.found })
 }
 
-/// A search in a list of UUIDs takes as long as this many comparisons with a product.
+/// Number of comparisons with a product that take as long as a search in a list of UUIDs.
 const UUIDS: usize = 4;
 
 /// Which devices of a node a pod accepts. They are mostly of one kind, which is judged once: a pod may name 64 products.
@@ -82,7 +82,7 @@ impl<'a> AcceptedDevices<'a> {
         self.barred(device).is_none()
     }
 
-    /// Number of comparisons with products so far. A search in a list of UUIDs counts like [`UUIDS`] of them.
+    /// Number of comparisons with products so far. A search in a list of UUIDs counts as [`UUIDS`] comparisons.
     pub(crate) fn compared(&self) -> usize {
         self.compared
     }

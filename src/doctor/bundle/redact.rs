@@ -14,18 +14,18 @@ const BEFORE_KEY: [char; 8] = ['?', '&', '(', '[', '{', '<', ':', '='];
 /// The beginning of a service account's token: `{"` in base64.
 const JWT: &str = "eyJ";
 
-/// Most lines of a private key that are removed. One of RSA with 16,384 bits has 200.
+/// Maximum number of lines of a private key that are removed. An RSA key of 16,384 bits has 200 lines.
 const MAX_KEY_LINES: usize = 256;
-/// Shortest last word of a log line that may be a line of a private key. A full line of a key has 64 characters.
+/// Minimum length in characters of a log line's last word that may be a line of a private key. A full line of a key has 64.
 const KEY_WORD: usize = 40;
-/// Fields at the begin of an encrypted private key.
+/// Fields at the beginning of an encrypted private key.
 const KEY_FIELDS: [&str; 2] = ["Proc-Type:", "DEK-Info:"];
 
-/// The text without tokens, passwords and private keys. What follows the begin of a key goes only as long as it may be of the key:
-/// everybody can write such a begin into an annotation that is logged.
+/// The text without tokens, passwords and private keys. Lines after the beginning of a key are removed only as long as they may
+/// belong to the key: anyone can write such a beginning into an annotation that is logged.
 pub(crate) fn redacted(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
-    // Lines of a private key that may follow.
+    // Number of lines of a private key that may follow.
     let mut key_lines = 0_usize;
     for line in text.split_inclusive('\n') {
         if let Some((before, key)) = split_at_key(line) {
@@ -47,18 +47,18 @@ pub(crate) fn redacted(text: &str) -> String {
     clean
 }
 
-/// Removes what [`redacted`] removes from a text of a document, or all of it if its field is a key.
+/// Removes the secrets from a text of a document, or the whole text if its field is a key.
 pub(crate) fn redact_field(field: &str, text: &mut String) {
     *text = if is_key(field) { REMOVED.to_owned() } else { redacted(text) };
 }
 
-/// What stands before a private key that begins in this line, and the rest of the line.
+/// The text before a private key that begins in this line, and the rest of the line.
 fn split_at_key(line: &str) -> Option<(&str, &str)> {
     let (before, key) = line.split_at(line.find("-----BEGIN")?);
     key.contains("KEY-----").then_some((before, key))
 }
 
-/// Whether the line may be one of a private key: base64, alone or behind the prefix of a log line, a field, or empty.
+/// Whether the line may belong to a private key: it is empty, a field, or base64, alone or after the prefix of a log line.
 fn may_be_of_key(line: &str) -> bool {
     let is_base64 = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte));
     let line = line.trim();
@@ -87,14 +87,14 @@ fn without_users(line: &str) -> String {
     clean
 }
 
-/// What stands before a word. Its text is not kept, so a word costs no more in a long line than in a short one.
+/// What is known of the text before a word. The text is not kept, so a word costs no more in a long line than in a short line.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
-    /// The last word that is no separator is the key of a value that is removed.
+    /// Whether the last word that is no separator is the key of a value that is removed.
     is_key: bool,
-    /// This word is `Bearer`.
+    /// Whether that word is `Bearer`.
     is_bearer: bool,
-    /// Separators follow it.
+    /// Whether separators follow that word.
     is_separated: bool,
 }
 

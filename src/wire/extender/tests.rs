@@ -254,7 +254,7 @@ fn victims_are_read_as_uids_and_as_whole_pods() {
     assert_eq!(encode_preemption(&[]), r#"{"NodeNameToMetaVictims":{}}"#);
 }
 
-/// Everybody who may create pods can make so many.
+/// Anyone who may create pods can make so many.
 #[test]
 fn a_node_with_more_victims_than_pods_are_kept_is_left_out() {
     let many = |count: usize| json!({ "Pods": vec![json!({ "UID": UID }); count] });

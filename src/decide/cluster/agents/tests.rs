@@ -223,7 +223,7 @@ fn pods_without_a_claim_that_are_left_out_close_only_nodes_where_one_of_them_may
     assert_eq!([0, 1, 2].map(|n| of(&cluster, n)), [None, None, None]);
 }
 
-/// Everyone who may create pods may let any number of them look like one static pod, and each report and each filter call asks whether
+/// Anyone who may create pods can let any number of pods look like one static pod, and each report and each filter call asks whether
 /// the node is closed.
 #[test]
 fn of_the_pods_with_one_hash_only_those_are_looked_at_that_may_hold_gpus() {

@@ -203,7 +203,7 @@ fn the_owner_of_a_pod_is_told_why_free_gpus_are_kept() {
     );
 }
 
-/// Everyone who may create pods decides how large a request is.
+/// Anyone who may create pods decides how large a request is.
 #[test]
 fn the_requests_of_nominated_pods_are_bounded_in_bytes_and_large_ones_are_forgotten_first() {
     let (mut cluster, node) = (cluster(1, 1), name(0));

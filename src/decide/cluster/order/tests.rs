@@ -69,7 +69,7 @@ fn an_order_is_written_and_has_ended_when_the_api_server_has_bound_the_pod() {
     }
 }
 
-/// Everyone who may create pods decides how large a request is, and thousands of orders are open while the API server hangs.
+/// Anyone who may create pods decides how large a request is, and thousands of orders are open while the API server hangs.
 #[test]
 fn a_large_request_is_not_kept_so_its_pod_is_placed_again_if_it_was_changed() {
     let (mut state, request) = (cluster(1, 1), large(1));

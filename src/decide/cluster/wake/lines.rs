@@ -10,37 +10,37 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The place of a namespace among the others: the highest priority of its pods, and when one of them was last woken.
+/// The place of a namespace among the namespaces: the highest priority of its pods, and the number of its last wake.
 type Head = (Reverse<i32>, u64, Arc<str>);
 
 /// The pods of each namespace that may be woken now.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// The lines by namespace. None of them is empty.
+    /// The lines by namespace. No line is empty.
     lines: BTreeMap<Arc<str>, Line>,
-    /// The namespaces with lines, the one whose turn it is first.
+    /// The namespaces with lines, in the order of their turns.
     heads: BTreeSet<Head>,
     /// The pod at which the search goes on, with its kind.
     pub(super) next: Option<(Arc<Signature>, Member)>,
     /// When the search ended.
     pub(super) searched: Option<Monotonic>,
-    /// When the next pod may be woken that may not yet.
+    /// The earliest time at which a pod that must still wait may be woken.
     pub(super) due: Option<Monotonic>,
-    /// Whether there are more pods than these.
+    /// Whether pods were left out, because too many of one kind wait in a namespace.
     pub(super) more: bool,
 }
 
 /// The pods of one namespace.
 #[derive(Debug, Default)]
 struct Line {
-    /// When a pod of the namespace was last woken, as a count of all wakes.
+    /// The number of the last wake of a pod of the namespace; zero if there was none.
     turn: u64,
-    /// The pods with their kinds, first ones first.
+    /// The pods with their kinds, the first pod first.
     pods: BTreeSet<(Rank, Arc<Signature>)>,
 }
 
 impl Lines {
-    /// Puts a pod in line. `turn`: when a pod of its namespace was last woken.
+    /// Puts a pod in line. `turn`: the number of the last wake of a pod of its namespace.
     pub(super) fn add(&mut self, (namespace, rank): &Member, signature: &Arc<Signature>, turn: u64) {
         self.change(namespace, |line| {
             line.turn = turn;
@@ -69,7 +69,7 @@ impl Lines {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
-    /// Whether all pods were looked at, and those in line were judged.
+    /// Whether all pods were looked at, and all pods in line were judged.
     pub(super) fn are_over(&self) -> bool {
         self.searched.is_some() && self.heads.is_empty()
     }
@@ -80,7 +80,7 @@ impl Lines {
         self.lines.values().map(|line| line.pods.len()).sum()
     }
 
-    /// Changes the line of a namespace, and with it the place of the namespace among the others.
+    /// Changes the line of a namespace, and with it the place of the namespace among the namespaces.
     fn change(&mut self, namespace: &Arc<str>, change: impl FnOnce(&mut Line)) {
         let line = self.lines.entry(Arc::clone(namespace)).or_default();
         if let Some(head) = line.head(namespace) {
