@@ -22,8 +22,8 @@ pub(crate) const FIRST: Duration = Duration::from_secs(10);
 pub(crate) const LONGEST: Duration = Duration::from_secs(300);
 /// Time in which kube-scheduler asks about a pod that was woken: it does so within 0.1 s, unless others are before the pod.
 pub(crate) const ASKED_WITHIN: Duration = Duration::from_secs(5);
-/// Number of remembered pauses from which on the pauses that are over are forgotten: twice as many as pods may wait or are woken
-/// in the longest pause. With a lower number each step could go through the same pods again.
+/// If more pauses than this are remembered, the pauses that are over are forgotten. This is twice the number of pods that may
+/// wait or are woken in the longest pause. With a lower number each step could go through the same pods again.
 const KEPT: usize = 2 * (20_000 + A_SECOND * 300);
 
 /// What wakes have led to.

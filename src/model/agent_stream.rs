@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Upper bound on the GPUs and MIG instances of a report: 64 GPUs, of which 16 may be divided by seven.
+/// Upper bound on the GPUs and MIG instances of a report: 64 GPUs, and seven MIG instances on each of 16 GPUs.
 pub const MAX_REPORTED_GPUS: usize = 176;
 /// Upper bound on the pods of a report: the kubelet allows 110 by default and some 500 in the largest set-ups, and each may
 /// have a successor while it ends.
@@ -17,7 +17,7 @@ pub const MAX_REPORTED_PODS: usize = 1024;
 pub const MAX_REPORTED_USES: usize = 32;
 /// Upper bound on the users of a GPU's memory that a report names: more would not help an operator to see who uses most of it.
 pub const MAX_REPORTED_USERS: usize = 3;
-/// Maximum bytes of the name of such a user; a longer name is cut. With 64 GPUs all names together take 27 KiB of a message.
+/// Maximum bytes of the name of a user in a report; a longer name is cut. With 64 GPUs all names take 27 KiB of a message.
 pub const MAX_USER_NAME: usize = 128;
 /// Upper bound on the withdrawn devices of a report: as many as a node can have, because pods hold at most all of them.
 pub const MAX_WITHDRAWN: usize = MAX_REPORTED_GPUS;

@@ -30,13 +30,13 @@ use std::time::Duration;
 /// pod again within ten seconds. A longer grace period or processes that are stuck in the driver must not extend this time: the
 /// owner of an evicted pod could then keep a pod of higher priority waiting, and a pod that is never bound could keep GPUs idle.
 const ROOM_WITHIN: Duration = Duration::from_secs(60);
-/// Upper bound on the pods that wait. kube-scheduler preempts for one pod at a time, for some pods in a second.
+/// Upper bound on the pods that wait. kube-scheduler preempts for one pod at a time, and for some pods in a second.
 pub(super) const MOST: usize = 1024;
 /// Upper bound on the bytes of their requests: 8 KiB for each of 1,024. The largest requests, 54 KiB each, would take 55 MiB.
 const MOST_BYTES: usize = 8 << 20;
 
 /// Upper bound on the pods whose last offer is remembered. An offer has a few hundred nodes with some pods each: 50 KiB, and the
-/// request of the pod takes as much at most.
+/// request of the pod takes at most as much.
 pub(super) const OFFERS: usize = 64;
 
 /// The nodes that were offered for a pod, with the pods that are evicted there if kube-scheduler chooses the node.

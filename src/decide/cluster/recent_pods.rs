@@ -8,8 +8,8 @@
 use model::id::PodUid;
 use std::collections::{HashSet, VecDeque};
 
-/// Upper bound on the pods. A filter call takes milliseconds, and an API server deletes or refuses several hundred pods
-/// a second.
+/// Upper bound on the remembered pods. A filter call takes milliseconds, and an API server deletes or refuses several
+/// hundred pods a second.
 const MOST: usize = 1024;
 
 /// The pods, oldest first. If a pod is removed and added again, its old place stays in `order`, so it may be forgotten

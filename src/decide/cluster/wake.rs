@@ -57,8 +57,8 @@ const IN_LINE: Duration = Duration::from_secs(1);
 const BLOCKED: Duration = Duration::from_secs(1);
 /// How long a change is left to kube-scheduler, which itself tries refused pods at many events, sooner than a wake would.
 const SETTLES: Duration = Duration::from_millis(200);
-/// How often every node counts as changed. kube-scheduler itself tries each pod after five minutes. The simulation has neither,
-/// because they would hide a change that the extender misses.
+/// How often every node counts as changed. kube-scheduler itself tries each pod after five minutes. The simulation has neither of the
+/// two, because they would hide a change that the extender misses.
 const SWEEP: Duration = Duration::from_secs(if cfg!(feature = "simulation") { 24 * 3600 } else { 60 });
 /// How long a pod that a node fitted in an earlier term of this process may be on its way to its bind. Permit plugins and volumes
 /// hold few pods for longer.

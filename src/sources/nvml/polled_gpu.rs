@@ -248,7 +248,7 @@ pub(super) enum GpuPart {
     Decoder = 2,
 }
 
-/// Number of parts.
+/// Number of parts of a GPU: the variants of [`GpuPart`].
 pub(super) const PARTS: usize = 3;
 
 const _: () = assert!(GpuPart::Decoder as usize + 1 == PARTS, "each part has its place");
@@ -293,9 +293,9 @@ pub(super) struct Skew {
 }
 
 impl Skew {
-    /// Microseconds; a clock that goes back by less is being slewed.
+    /// Microseconds: a clock that goes back by less than this is being slewed.
     const STEP: i128 = 2_000_000;
-    /// NVML's buffers hold at most this much time.
+    /// NVML's buffers hold samples of at most this much time.
     const BUFFERED: Duration = Duration::from_secs(120);
 
     /// Compares the clocks.

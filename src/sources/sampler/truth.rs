@@ -202,7 +202,7 @@ fn bytes_over_a_veth_pair_equal_the_count_of_the_other_end() {
     compare_with_the_other_end(&mut table, &path, pid);
 }
 
-/// A datagram of 1,000 bytes with its headers.
+/// Bytes of a datagram of 1,000 bytes with its headers.
 const FRAME: f64 = 1042.0;
 
 fn compare_with_the_other_end(table: &mut CgroupTable, path: &str, pid: u32) {

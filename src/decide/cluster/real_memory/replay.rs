@@ -27,7 +27,7 @@ const STEP: Duration = Duration::from_millis(250);
 const ROW: usize = 20;
 /// Number of steps between two looks of the agent: one second.
 const LOOK: usize = 4;
-/// Steps of two seconds.
+/// Number of steps in two seconds: memory that was free for so long is gone.
 const GONE: usize = 8;
 /// Number of looks between two lists of processes.
 const LIST: u32 = 5;
