@@ -292,7 +292,7 @@ fn ended(worked: bool, why: String) -> StreamEnd {
 /// This agent's token, as it is in its file now.
 struct OwnToken {
     text: String,
-    /// When it expires, in Unix seconds; `None` if the token does not say.
+    /// When the token expires, in Unix seconds; `None` if the token does not say.
     expires: Option<u64>,
 }
 

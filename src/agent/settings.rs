@@ -198,9 +198,9 @@ impl Gpus {
 /// Whether kubelet's topology manager takes part in the choice of a container's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// It does not.
+    /// The topology manager takes no part.
     None,
-    /// It aligns the devices with CPUs and memory.
+    /// The topology manager aligns the devices with CPUs and memory.
     Aligned,
 }
 

@@ -64,7 +64,7 @@ pub enum ApiFailure {
     /// The server refused the call.
     #[error("{} {}", refusal.code, refusal.message)]
     Refused {
-        /// Its status code and message.
+        /// The refusal's status code and message.
         refusal: ApiRefusal,
         /// How long the caller should wait, by the server's `Retry-After`.
         wait: Option<Duration>,

@@ -140,9 +140,9 @@ type Checked<K> =
 /// What a check of an object found.
 #[derive(Debug)]
 enum Presence<O> {
-    /// It does not exist any more.
+    /// The object does not exist any more.
     Gone(GoneEvidence),
-    /// It exists: its newest version, if that can be read.
+    /// The object exists: its newest version, if that can be read.
     Present(Option<Box<O>>),
 }
 

@@ -30,7 +30,7 @@ impl KeptObject {
         KeptObject { client: ApiClient::new(connection), resource: ApiResource::ConfigMaps, namespace, name }
     }
 
-    /// Its namespace and name.
+    /// The object's namespace and name.
     #[must_use]
     pub fn place(&self) -> (&str, &str) {
         (&self.namespace, &self.name)

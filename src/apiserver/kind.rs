@@ -30,7 +30,7 @@ use wire::{gpu_pod, placement};
 /// depend only on what a scheduler or the kubelet writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Importance {
-    /// It holds no devices.
+    /// The object holds no devices.
     HoldsNothing,
     /// A pod of a node that has ended. Its containers may still be stopping.
     Ended,
@@ -39,7 +39,7 @@ pub enum Importance {
     /// A pod that requests devices but may get none: no scheduler has given it a claim, and the kubelet has not begun with it. In the
     /// cluster, none of its containers with a request has run.
     Unproven,
-    /// It may hold devices.
+    /// The object may hold devices.
     MayHold,
 }
 
@@ -69,15 +69,15 @@ pub trait Followed:
     fn selection(&self) -> ApiSelection;
     /// The UID of an object.
     fn uid_of(object: &Self::Object) -> &Self::Uid;
-    /// Its resource version, if it is a number.
+    /// The object's resource version, if it is a number.
     fn version_of(object: &Self::Object) -> Option<u64>;
-    /// When it was created.
+    /// When the object was created.
     fn created_of(object: &Self::Object) -> Option<WallTime>;
-    /// About as many bytes of memory as it takes.
+    /// About as many bytes of memory as the object takes.
     fn memory(object: &Self::Object) -> usize;
-    /// How much it matters that it is held.
+    /// How much it matters that the object is held.
     fn importance(object: &Self::Object) -> Importance;
-    /// Its place in the order in which the objects arrived.
+    /// The object's place in the order in which the objects arrived.
     fn arrival(object: &Self::Object) -> Option<Arrival>;
     /// Sets its place in that order.
     fn arrive(object: &mut Self::Object, place: Option<Arrival>);

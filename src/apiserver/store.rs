@@ -28,18 +28,18 @@ use wire::watch::{ReadObject, UnreadableObject, WatchEvent};
 /// One change of the held objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta<O> {
-    /// It was not held before.
+    /// The object was not held before.
     Added(Arc<O>),
-    /// It has another version.
+    /// The object has another version.
     Changed {
         /// The version before.
         before: Arc<O>,
         /// The version now.
         after: Arc<O>,
     },
-    /// It does not exist any more.
+    /// The object does not exist any more.
     Gone {
-        /// Its last version.
+        /// The last version of the object.
         before: Arc<O>,
         /// How that is known.
         evidence: GoneEvidence,
@@ -82,9 +82,9 @@ pub struct Store<K: Followed> {
 /// Where the version of an object comes from, which decides whether it may replace a newer version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It may come from a cache that lags: a version older than the held version is ignored.
+    /// The version may come from a cache that lags: a version older than the held version is ignored.
     MayLag,
-    /// It is the state in etcd. After a restore of etcd its version may be lower than the held version.
+    /// The object is the state in etcd. After a restore of etcd its version may be lower than the held version.
     FromEtcd,
 }
 
@@ -102,9 +102,9 @@ pub(crate) struct Listed<K: Followed> {
 pub(crate) enum EventOutcome<K: Followed> {
     /// The event is applied.
     Taken,
-    /// Its object could not be read.
+    /// The event's object could not be read.
     Bad(UnreadableObject<K::Uid>),
-    /// It reports a deletion, and is not newer than the held object.
+    /// The event reports a deletion, and is not newer than the held object.
     Doubtful(K::Uid),
 }
 

@@ -40,7 +40,7 @@ pub enum EventType {
 /// A Kubernetes event about a pod or the Node, which `kubectl describe` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectEvent {
-    /// Its type.
+    /// The event's type.
     pub weight: EventType,
     /// The reason, one word in CamelCase.
     pub reason: &'static str,

@@ -49,7 +49,7 @@ pub struct Occupancy {
     pub holders: BTreeMap<(PossibleHolder, Option<GpuUuid>), GpuUse>,
     /// Number of processes that belong to no pod.
     pub strangers: u32,
-    /// Sum of their SM use.
+    /// Sum of the SM use of the processes that belong to no pod.
     pub strangers_sm: Reading<Percent>,
 }
 

@@ -30,12 +30,12 @@ pub struct StartWait {
 /// What happens to a start that cannot be judged yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartStep {
-    /// It waits.
+    /// The start waits.
     Waits {
-        /// Whether it has not waited before.
+        /// Whether the start has not waited before.
         first: bool,
     },
-    /// It has waited too long, and is refused.
+    /// The start has waited too long, and is refused.
     TooLate,
 }
 

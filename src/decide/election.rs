@@ -28,7 +28,7 @@ const LOOKS: u32 = 4;
 pub struct ElectionTimes {
     /// How long a Lease is valid after its last change was seen; whole seconds.
     pub lease: Duration,
-    /// How long after its last renewal a leader still leads.
+    /// How long a leader still leads after its last renewal.
     pub renew_deadline: Duration,
     /// The pause between two tries, to which up to a fifth is added.
     pub retry: Duration,

@@ -49,7 +49,7 @@ pub struct ListedPod {
     pub uid: PodUid,
     /// Whether this UID is the hash of a static pod.
     pub is_static: bool,
-    /// What it holds.
+    /// What the pod holds.
     pub holds: PodHolds,
 }
 
@@ -69,7 +69,7 @@ struct KnownPod {
     holds: PodHolds,
     /// Since when no list shows the pod alive.
     gone: Option<Monotonic>,
-    /// Whether it may have a container, by the last view.
+    /// Whether the pod may have a container, by the last view.
     has_containers: bool,
 }
 

@@ -19,11 +19,11 @@ use std::sync::Arc;
 /// The state of one GPU.
 #[derive(Debug)]
 pub struct GpuState {
-    /// Its facts.
+    /// The GPU's facts.
     pub gpu: Arc<Gpu>,
-    /// Its last sample.
+    /// The GPU's last sample.
     pub sample: Arc<GpuSample>,
-    /// Its processes.
+    /// The GPU's processes.
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Number of processes beyond the bound.
     pub left_out: u32,
@@ -41,7 +41,7 @@ pub struct GpuState {
     pub implausible: BTreeMap<&'static str, u64>,
     /// NVLink traffic and its rate.
     pub nvlink: Rated<Bytes>,
-    /// Its health record.
+    /// The GPU's health record.
     pub record: HealthRecord,
 }
 

@@ -19,7 +19,7 @@ pub enum Labelling {
 /// A label on the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentLabel {
-    /// Its value.
+    /// The label's value.
     pub value: String,
     /// Whether this agent wrote it.
     pub ours: bool,

@@ -17,9 +17,9 @@ pub enum NodeEvent {
     GpuAppeared {
         /// The GPU.
         gpu: GpuUuid,
-        /// Its model.
+        /// The GPU's model.
         model: Arc<str>,
-        /// Its index.
+        /// The GPU's index.
         index: u32,
     },
     /// A GPU is no longer in the list.
@@ -45,7 +45,7 @@ pub enum NodeEvent {
     GpuFellOff {
         /// The GPU, if it is listed.
         gpu: Option<GpuUuid>,
-        /// Its PCI address.
+        /// The GPU's PCI address.
         pci_bus_id: Arc<str>,
     },
     /// The process behind a driver error, or its severity, or both: the error was already reported without them.

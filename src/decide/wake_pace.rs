@@ -60,7 +60,7 @@ struct PodPace {
     woken: Monotonic,
     /// The pause after it.
     pause: Duration,
-    /// Whether it has led to nothing yet.
+    /// Whether the wake has led to nothing yet.
     is_open: bool,
 }
 

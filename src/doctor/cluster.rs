@@ -169,7 +169,7 @@ impl ClusterReader {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimeSeen {
     pub(crate) now: WallTime,
-    /// Why it is the time of this machine; `None` if it is the time of the API server.
+    /// Why `now` is the time of this machine; `None` if it is the time of the API server.
     pub(crate) own: Option<Blind>,
 }
 

@@ -21,7 +21,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// Its place in a report.
+    /// The verdict's place in a report.
     fn place(self) -> u8 {
         match self {
             Verdict::Wrong => 0,
@@ -103,7 +103,7 @@ impl Finding {
 pub(crate) struct Blind {
     /// What was to be read.
     pub(crate) what: String,
-    /// Why it could not be read. A refusal of the API server names the right that is missing.
+    /// Why the read failed. A refusal of the API server names the right that is missing.
     pub(crate) why: String,
 }
 
@@ -121,7 +121,7 @@ pub(crate) type Seen<T> = Result<T, Blind>;
 pub(crate) struct Report<R = ()> {
     /// `doctor pod`, `doctor nodes`, …
     pub(crate) command: &'static str,
-    /// What it is about: `pod ml/train-0`.
+    /// What the report is about: `pod ml/train-0`.
     pub(crate) about: String,
     pub(crate) verdict: Verdict,
     pub(crate) findings: Vec<Finding>,

@@ -18,7 +18,7 @@ impl BindingFile {
         BindingFile(StateFile::new(state_dir, FILE))
     }
 
-    /// Its path.
+    /// The file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.0.path()

@@ -35,7 +35,7 @@ impl StateFile {
         StateFile { path: state_dir.join(name) }
     }
 
-    /// Its path.
+    /// The file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -41,7 +41,7 @@ pub(super) fn open(settings: &ExtenderSettings, host: &str) -> Result<OpenedAdmi
 }
 
 impl OpenedAdmin {
-    /// Its address, or `none`.
+    /// The port's address, or `none`.
     pub(super) fn address(&self) -> String {
         let shown = |listener: &TcpListener| {
             listener.local_addr().map_or_else(|_| "unknown".to_owned(), |address| address.to_string())

@@ -52,9 +52,9 @@ pub(super) enum Caller {
 pub(super) struct AgentIdentity {
     /// The Node for which it speaks.
     pub(super) node: (NodeName, ObjectUid),
-    /// Its pod; `None` for an agent outside a pod.
+    /// The agent's pod; `None` for an agent outside a pod.
     pub(super) pod: Option<PodUid>,
-    /// When its token expires. This is on the monotonic clock, so that a change of the wall clock does not end streams.
+    /// When the agent's token expires. This is on the monotonic clock, so that a change of the wall clock does not end streams.
     pub(super) until: Instant,
 }
 

@@ -75,9 +75,9 @@ pub(super) struct FilterDetail {
 pub(super) struct KeptRefusal {
     pub(super) node: Box<str>,
     pub(super) why: NodeRefusal,
-    /// Why it takes no new claims, if that is the reason.
+    /// Why the node takes no new claims, if that is the reason.
     pub(super) closed: Option<String>,
-    /// Its GPUs whose claims leave room and that have too little memory that is really free.
+    /// The node's GPUs whose claims leave room and that have too little memory that is really free.
     pub(super) memory: Vec<String>,
 }
 

@@ -68,7 +68,7 @@ struct LeadershipState {
     /// This process must know everything that was written before this moment. It is the time when the process won, or
     /// learnt of a restore of etcd; `None` while it does not lead.
     won: Option<Instant>,
-    /// Whether it has seen everything that was written before `won`.
+    /// Whether the process has seen everything that was written before `won`.
     caught_up: bool,
     /// Number of failed calls in a row, of which the first is logged.
     failures: u32,

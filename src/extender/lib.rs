@@ -229,11 +229,11 @@ fn namespace(settings: &LeaseSettings) -> Arc<str> {
 /// How this process is known to others.
 #[derive(Clone, Debug)]
 struct OwnIdentity {
-    /// Its name in the election.
+    /// The process's name in the election.
     name: NodeName,
     /// The address at which agents and the other extenders reach this process.
     address: Option<Arc<str>>,
-    /// Its pod; `None` outside a pod.
+    /// The process's pod; `None` outside a pod.
     pod: Option<(PodUid, PodRef)>,
 }
 

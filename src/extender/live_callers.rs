@@ -44,7 +44,7 @@ struct OpenStream {
 pub(super) struct StreamSignals {
     /// Cancelled when the stream must end.
     pub(super) ends: CancellationToken,
-    /// Notified when its Node was closed or opened.
+    /// Notified when the stream's Node was closed or opened.
     pub(super) look: Notify,
 }
 

@@ -82,11 +82,11 @@ type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>, ShownWait);
 /// Whether a pod waits for a node.
 #[derive(Debug)]
 enum ShownWait {
-    /// It waits for this scheduler.
+    /// The pod waits for this scheduler.
     Waits(Box<PlacementRequest>),
     /// No scheduler may place it.
     No,
-    /// It has a node, another scheduler is to place it, or the pod watch does not show its request.
+    /// The pod has a node, another scheduler is to place it, or the pod watch does not show its request.
     OfOthers,
 }
 
@@ -120,7 +120,7 @@ pub(super) struct ScheduledDevice {
 pub(super) struct ClaimedShare {
     pub(super) node: NodeName,
     pub(super) pod: PodRef,
-    /// Its place among the containers, init containers first.
+    /// The container's place among the pod's containers, init containers first.
     pub(super) container: usize,
     pub(super) device: GpuUuid,
     /// Bytes; `None` if no amount is claimed.

@@ -19,7 +19,7 @@ impl Verb {
     /// All verbs, in the order of their metrics.
     pub(super) const ALL: [Verb; 4] = [Verb::Filter, Verb::Prioritize, Verb::Bind, Verb::Preempt];
 
-    /// Its path without the slash, which is also its name in metrics.
+    /// The verb's path without the slash, which is also its name in metrics.
     pub(super) fn word(self) -> &'static str {
         match self {
             Verb::Filter => "filter",

@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// A port that needs a certificate.
 #[derive(Clone, Debug)]
 pub(super) struct TlsPort {
-    /// Its name in the log and in `/readyz`, with the setting that opens it.
+    /// The port's name in the log and in `/readyz`, with the setting that opens it.
     pub(super) name: &'static str,
     /// The clients that cannot connect while it has no certificate.
     pub(super) callers: &'static str,
@@ -43,7 +43,7 @@ pub(super) struct PortCertificate {
 /// What is known about the certificate.
 #[derive(Debug, Default)]
 struct CertificateState {
-    /// Which authority signed it, and when; `None` before it exists.
+    /// Which authority signed the certificate, and when; `None` before it exists.
     issued: Option<IssuedBy>,
     /// Why the last attempt to read the authority or to make a certificate failed.
     failure: Option<String>,

@@ -43,11 +43,11 @@ pub struct ExtenderSettings {
 /// The Lease of the leader election.
 #[derive(Clone, Debug)]
 pub struct LeaseSettings {
-    /// Its name.
+    /// The Lease's name.
     pub name: String,
     /// `None`: the namespace of the pod.
     pub namespace: Option<String>,
-    /// Its times.
+    /// The Lease's times.
     pub times: ElectionTimes,
 }
 

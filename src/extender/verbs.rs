@@ -44,7 +44,7 @@ enum Asked {
     Nothing,
     /// These GPUs.
     Gpus(Box<PlacementRequest>),
-    /// It fits no node as it is now: its request cannot be read, or it has scheduling gates.
+    /// The pod fits no node as it is now: its request cannot be read, or it has scheduling gates.
     Refused(String),
 }
 

@@ -63,9 +63,9 @@ pub enum PodStage {
 /// One GPU in a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReportedGpu {
-    /// Whether it is fit for new containers.
+    /// Whether the GPU is fit for new containers.
     pub healthy: bool,
-    /// Its memory.
+    /// The GPU's memory.
     pub memory_total: ReportedReading<Bytes>,
     /// Memory in use by processes.
     pub memory_used: ReportedReading<Bytes>,
@@ -76,7 +76,7 @@ pub struct ReportedGpu {
     /// Number of processes; absent while the agent has no process list. 0 without an age if the driver never lists processes,
     /// because the agent then sees no processes.
     pub processes: ReportedReading<u32>,
-    /// Its utilisation in percent. A report is never sent because of it.
+    /// The GPU's utilisation in percent. A report is never sent because of it.
     pub utilization: ReportedReading<u32>,
     /// The users of most of its memory without a claim, at most [`MAX_REPORTED_USERS`]; for people, and never a reason for a report.
     pub users: Box<[MemoryUser]>,
@@ -144,11 +144,11 @@ impl ReportedUses {
 /// GPU are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedPod {
-    /// How far its start has come.
+    /// How far the pod's start has come.
     pub stage: PodStage,
     /// Whether a container of it exists or is starting: then it may start a process on a GPU at any moment.
     pub has_containers: bool,
-    /// What its processes use. A pod that is gone also has an entry, maybe without a process, for each device that it claimed.
+    /// What the pod's processes use. A pod that is gone also has an entry, maybe without a process, for each device that it claimed.
     pub uses: ReportedUses,
 }
 
@@ -161,11 +161,11 @@ pub struct AgentReport {
     pub phase: AgentPhase,
     /// Whether the agent refuses to start pods that have no claim.
     pub refuses_unclaimed: bool,
-    /// What its settings say about the real-time check.
+    /// What the agent's settings say about the real-time check.
     pub check: NodeCheck,
-    /// Its GPUs and MIG instances, at most [`MAX_REPORTED_GPUS`].
+    /// The node's GPUs and MIG instances, at most [`MAX_REPORTED_GPUS`].
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
-    /// Its pods, at most [`MAX_REPORTED_PODS`].
+    /// The node's pods, at most [`MAX_REPORTED_PODS`].
     pub pods: BTreeMap<PodUid, ReportedPod>,
     /// GPUs and MIG instances that the node had, or has and does not offer, at most [`MAX_WITHDRAWN`]. A claim on such a device does
     /// not count on any device that the node offers.
@@ -179,7 +179,7 @@ pub struct ReportChange {
     pub phase: AgentPhase,
     /// Whether the agent refuses to start pods that have no claim.
     pub refuses_unclaimed: bool,
-    /// What its settings say about the real-time check.
+    /// What the agent's settings say about the real-time check.
     pub check: NodeCheck,
     /// GPUs that are new or differ.
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
@@ -325,7 +325,7 @@ impl ReportedGpu {
 }
 
 impl ReportedPod {
-    /// Number of its processes on all GPUs together.
+    /// Number of the pod's processes on all GPUs together.
     #[must_use]
     pub fn processes(&self) -> u32 {
         self.uses.iter().fold(0, |sum, (_, one)| sum.saturating_add(one.processes))

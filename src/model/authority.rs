@@ -6,11 +6,11 @@ use std::sync::Arc;
 /// One certificate authority. Its key is a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CertificateAuthority {
-    /// Its certificate, PEM.
+    /// The authority's certificate, PEM.
     pub certificate: Arc<str>,
-    /// Its key, PEM.
+    /// The authority's key, PEM.
     pub key: Arc<str>,
-    /// When it was made, in Unix seconds.
+    /// When the authority was made, in Unix seconds.
     pub made: u64,
 }
 

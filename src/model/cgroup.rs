@@ -36,7 +36,7 @@ pub enum CgroupKind {
     Pod {
         /// The pod.
         uid: PodUid,
-        /// Its quality-of-service class.
+        /// The pod's quality-of-service class.
         qos: Qos,
     },
     /// A container of a pod, or a container without a pod (Docker, Podman). A pod's sandbox also counts as a container
@@ -252,7 +252,7 @@ impl NetworkSample {
 pub struct CgroupReport {
     /// The cgroup.
     pub identity: Arc<CgroupIdentity>,
-    /// Its sample.
+    /// The sample of the cgroup.
     pub sample: CgroupSample,
     /// Network totals; set on the pod's own cgroup and on containers that belong to no pod.
     pub network: Reading<NetworkSample>,
@@ -273,7 +273,7 @@ pub struct ContainerName {
     pub id: ContainerId,
     /// The pod's UID, if the source has it (log links do not).
     pub uid: Option<PodUid>,
-    /// Namespace and name of its pod.
+    /// Namespace and name of the container's pod.
     pub pod: PodRef,
     /// The container's name in the pod; `None` for the sandbox.
     pub container: Option<Arc<str>>,

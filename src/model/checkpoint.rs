@@ -33,7 +33,7 @@ impl CheckpointEntry {
 pub struct ForeignEntry {
     /// The container.
     pub holder: ContainerKey,
-    /// Whether it is of the agent's resource.
+    /// Whether the devices are of the agent's resource.
     pub own_resource: bool,
     /// The GPUs in the answer of the other plugin; if it names no GPU, the device ids.
     pub devices: Vec<Arc<str>>,

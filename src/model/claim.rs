@@ -129,7 +129,7 @@ pub enum MisalignedClaim {
     /// A container's number of device shares differs from the number of GPUs that it requests.
     #[error("container {container} requests {requested} GPUs and has {given} in the claim")]
     Count {
-        /// Its index among the pod's containers, init containers first, from 0.
+        /// The container's index among the pod's containers, init containers first, from 0.
         container: usize,
         /// GPUs that it requests.
         requested: u32,
@@ -156,7 +156,7 @@ pub enum PodClaim {
 pub struct BindOrder {
     /// The pod.
     pub uid: PodUid,
-    /// Its namespace and name.
+    /// The pod's namespace and name.
     pub pod: PodRef,
     /// The node.
     pub node: NodeName,
@@ -185,7 +185,7 @@ pub enum ClaimOrigin {
 pub struct ContainerClaim {
     /// The container.
     pub holder: ContainerKey,
-    /// Its device shares, in the order in which the container numbers its devices.
+    /// The container's device shares, in the order in which the container numbers its devices.
     pub device_shares: Vec<DeviceShare>,
 }
 
@@ -203,7 +203,7 @@ pub enum BindPhase {
 /// The lock that HAMi's scheduler holds on a node from the binding of a pod until its containers have their GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeLock {
-    /// When it was taken.
+    /// When the lock was taken.
     pub at: WallTime,
     /// The pod for which it was taken; older schedulers do not write it.
     pub owner: Option<PodRef>,

@@ -16,18 +16,18 @@ pub struct FollowedNode {
     pub uid: ObjectUid,
     /// The name.
     pub name: NodeName,
-    /// When it was created.
+    /// When the Node was created.
     pub created_at: Option<WallTime>,
     /// The resource version, if the server uses numbers.
     pub version: Option<u64>,
-    /// Its place in the order in which Nodes were first seen.
+    /// The Node's place in the order in which Nodes were first seen.
     pub arrival: Option<Arrival>,
     /// Annotations about GPUs, ordered by key, bounded like the annotations of a pod.
     pub annotations: Vec<(Arc<str>, Arc<str>)>,
     /// Number of such annotations that are too large; their values are not known.
     pub annotations_left_out: u32,
-    /// How much of its GPUs is taken, as an extender has written on the Node. It is not in `annotations`, so that it takes no room
-    /// of the register; `None` also if it is larger than an extender writes it.
+    /// How much of the Node's GPUs is taken, as an extender has written. It is not in `annotations`, so that it takes no room of the
+    /// register; `None` also if it is larger than an extender writes it.
     pub assumed: Option<Arc<str>>,
 }
 

@@ -37,7 +37,7 @@ pub struct Gpu {
     pub compute: Reading<ComputeCapability>,
     /// All memory of the GPU, including what the driver reserves.
     pub memory_total: Reading<Bytes>,
-    /// How its memory is counted.
+    /// How the GPU's memory is counted.
     pub memory_kind: MemoryKind,
     /// Current power limit.
     pub power_limit: Reading<Watts>,
@@ -46,7 +46,7 @@ pub struct Gpu {
     /// The MIG instances, ordered by GPU instance and compute instance; measured as an empty list if MIG is off or not
     /// supported.
     pub mig: Reading<Vec<MigInstance>>,
-    /// Its links to the other GPUs of the node, ordered by their index.
+    /// The GPU's links to the other GPUs of the node, ordered by their index.
     pub links: Vec<GpuLink>,
     /// Number of NVLinks that are up.
     pub nvlinks_active: Reading<u32>,
@@ -84,7 +84,7 @@ pub enum MemoryKind {
     /// Memory of its own, as drivers before R510 count it: the used part contains what the driver reserves, and nothing
     /// says how much that is.
     OwnWithReserved,
-    /// It has no memory of its own and uses the host's (GB10, Jetson Thor): total is the host's memory, free is what the
+    /// The GPU has no memory of its own and uses the host's (GB10, Jetson Thor): total is the host's memory, free is what the
     /// host has available, and used is the rest, including what programs without the GPU use.
     Host,
 }
@@ -190,7 +190,7 @@ pub struct MigInstance {
     pub compute_instance: u32,
     /// The profile with its suffix, such as `1g.10gb` or `1g.24gb+me.all`.
     pub profile: Arc<str>,
-    /// Memory of its GPU instance, shared by the compute instances in it.
+    /// Memory of the GPU instance, shared by the compute instances in it.
     pub memory_total: Reading<Bytes>,
 }
 
@@ -478,7 +478,7 @@ pub struct MigSample {
     pub memory_free: Reading<Bytes>,
     /// Memory reserved.
     pub memory_reserved: Reading<Bytes>,
-    /// Its profiling counters.
+    /// The profiling counters of the instance.
     pub gpm: GpmSample,
 }
 

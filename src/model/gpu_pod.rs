@@ -14,7 +14,7 @@ pub struct GpuPod {
     pub pod: PodRef,
     /// The pod's place in the order in which pods came to this node; `None` while it is not known.
     pub arrival: Option<Arrival>,
-    /// What its containers request, init containers first.
+    /// What the pod's containers request, init containers first.
     pub requests: Vec<ContainerRequest>,
     /// The claim on the pod, as far as the agent can read it.
     pub claim: PodClaim,
@@ -43,9 +43,9 @@ impl GpuPod {
 pub struct BoundPod {
     /// The node.
     pub node: NodeName,
-    /// Its request and claim, with the UID at the API server; `None` if it requests no GPU.
+    /// The pod's request and claim, with the UID at the API server; `None` if it requests no GPU.
     pub gpu_pod: Option<GpuPod>,
-    /// Whether it has ended.
+    /// Whether the pod has ended.
     pub ended: bool,
     /// For a static pod, the hash by which the agent of its node knows it.
     pub hash: Option<PodUid>,

@@ -17,11 +17,11 @@ pub enum AdmissionPolicy {
 /// What an admission policy was found to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyGuard {
-    /// It refuses the forbidden write and does not refuse the agent's own write.
+    /// The policy refuses the forbidden write and does not refuse the agent's own write.
     InForce,
     /// It lets the forbidden write through: the policy is missing or not bound.
     Open,
-    /// It refuses a write that this agent needs.
+    /// The policy refuses a write that this agent needs.
     Hinders,
 }
 

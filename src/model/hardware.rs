@@ -49,9 +49,9 @@ readings! {
         pub pcie_errors: PcieErrors,
         /// Retired memory pages (GPUs before Ampere; later GPUs remap rows).
         pub retired: RetiredPages,
-        /// Its NVLinks in the order of their numbers, including links that are down. At most [`MAX_NVLINKS`].
+        /// The GPU's NVLinks in the order of their numbers, including links that are down. At most [`MAX_NVLINKS`].
         pub nvlinks: Reading<Arc<[NvLink]>>,
-        /// Its place in the NVLink fabric (NVSwitch, NVL72).
+        /// The GPU's place in the NVLink fabric (NVSwitch, NVL72).
         pub fabric: Reading<Fabric>,
     }
 
@@ -105,9 +105,9 @@ const RETIRED: &str = "Memory pages retired, by the errors that caused it (GPUs 
 /// One NVLink.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NvLink {
-    /// Its number on the GPU.
+    /// The link's number on the GPU.
     pub number: u32,
-    /// Whether it is up.
+    /// Whether the link is up.
     pub up: bool,
     /// Errors since the driver was loaded, in the order of [`LinkError::ALL`]. The architecture determines which kinds
     /// are counted.

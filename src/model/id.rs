@@ -113,7 +113,7 @@ impl NodeName {
 }
 
 impl GpuUuid {
-    /// Whether it is the UUID of a MIG instance.
+    /// Whether the id is the UUID of a MIG instance.
     #[must_use]
     pub fn is_mig_instance(&self) -> bool {
         self.0.starts_with(nvidia::MIG_UUID)

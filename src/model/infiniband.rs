@@ -16,9 +16,9 @@ pub struct InfinibandPort {
     pub number: u32,
     /// PCI bridges from the root of the bus to the device: `pci0000:15/0000:15:01.0/0000:16:00.0`.
     pub pci_path: Reading<Arc<str>>,
-    /// NUMA node of its slot.
+    /// NUMA node of the device's slot.
     pub numa_node: Reading<u32>,
-    /// Whether it is active.
+    /// Whether the port is active.
     pub active: Reading<bool>,
     /// Bytes received.
     pub received: Reading<Bytes>,

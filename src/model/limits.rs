@@ -13,7 +13,7 @@ pub struct ContainerLimits {
     pub holder: ContainerKey,
     /// Namespace and name of the pod.
     pub pod: PodRef,
-    /// Its devices, in the order in which the container numbers them.
+    /// The container's devices, in the order in which the container numbers them.
     pub devices: Vec<DeviceLimits>,
     /// Priority among the containers of one GPU, if a priority is requested: 0 is high, 1 is low.
     pub priority: Option<u32>,

@@ -11,7 +11,7 @@ use crate::unit::{Bytes, Percent};
 pub struct DeviceUsage {
     /// Memory in use, without what the driver reserves.
     pub memory_used: Reading<Bytes>,
-    /// Its utilisation.
+    /// The device's utilisation.
     pub utilization: Reading<Percent>,
     /// Number of processes.
     pub processes: Reading<u32>,
@@ -24,7 +24,7 @@ pub struct NotImplemented(pub &'static str);
 
 /// A family of devices whose use can be read.
 pub trait RealtimeDevices {
-    /// Its name.
+    /// The family's name.
     fn family(&self) -> &'static str;
 
     /// Whether requests for its devices are checked against their use.

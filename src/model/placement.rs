@@ -97,26 +97,26 @@ pub struct PlacementRequest {
     pub pod: PodRef,
     /// The resource version of the pod with this request, if the server uses numbers.
     pub version: Option<u64>,
-    /// When it was created.
+    /// When the pod was created.
     pub created: Option<WallTime>,
-    /// What its containers request, init containers first.
+    /// What the pod's containers request, init containers first.
     pub requests: Vec<ContainerRequest>,
     /// Which GPUs it accepts.
     pub selection: GpuSelection,
     /// Which nodes and GPUs it prefers.
     pub preference: PlacementPreference,
-    /// Its priority: pods of higher priority may evict it.
+    /// The pod's priority: pods of higher priority may evict it.
     pub priority: i32,
     /// The gang of the pod, with its namespace: kube-scheduler binds all members of a gang or none.
     pub gang: Option<Arc<str>>,
-    /// Whether it asks for the check of the memory that is really free (`hami.io/enable-realtime-check`); `None` if it does not say.
+    /// Whether the pod asks for the check of memory that is really free (`hami.io/enable-realtime-check`); `None` if it does not say.
     pub realtime: Option<bool>,
-    /// Whether it also prefers nodes by rules that only kube-scheduler knows: affinity and topology spread.
+    /// Whether the pod also prefers nodes by rules that only kube-scheduler knows: affinity and topology spread.
     pub prefers_nodes: bool,
 }
 
 impl PlacementRequest {
-    /// Whether it accepts only some GPUs.
+    /// Whether the pod accepts only some GPUs.
     #[must_use]
     pub fn chooses_gpus(&self) -> bool {
         self.selection != GpuSelection::default()

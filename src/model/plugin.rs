@@ -41,7 +41,7 @@ pub enum SecondConnection {
 /// Whether containers of this node get their GPUs by CDI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CdiState {
-    /// It is not known yet.
+    /// Not known yet.
     #[default]
     Unknown,
     /// Containers get their GPUs by CDI.
@@ -108,7 +108,7 @@ pub struct DeviceSlots {
     pub used_unhealthy: u32,
     /// Number of pods that claim a share of it and have not ended.
     pub claims: u32,
-    /// Whether it is fit for new containers.
+    /// Whether the device is fit for new containers.
     pub healthy: bool,
     /// Whether an operator has cordoned it, so that it gets no new containers.
     pub cordoned: bool,
@@ -137,7 +137,7 @@ pub struct PodFiles {
 pub struct PluginView {
     /// The resource, such as `nvidia.com/gpu`.
     pub resource: Arc<str>,
-    /// Its registration with the kubelet.
+    /// The plugin's registration with the kubelet.
     pub registration: RegistrationState,
     /// Number of registrations.
     pub registrations: u64,

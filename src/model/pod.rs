@@ -46,17 +46,17 @@ pub struct Pod {
     pub mirror_of: Option<PodUid>,
     /// Namespace and name.
     pub name: PodRef,
-    /// The Node to which it is bound.
+    /// The Node to which the pod is bound.
     pub node: Option<NodeName>,
-    /// Phase of its life.
+    /// Phase of the pod's life.
     pub phase: PodPhase,
-    /// When it was created.
+    /// When the pod was created.
     pub created_at: Option<WallTime>,
     /// The resource version, if the server uses numbers: higher is later, over all pods.
     pub version: Option<u64>,
-    /// Its place in the order in which pods came to this node; `None` until it is in a [`PodList`].
+    /// The pod's place in the order in which pods came to this node; `None` until it is in a [`PodList`].
     pub arrival: Option<Arrival>,
-    /// When its deletion was requested, if it was.
+    /// When the pod's deletion was requested, if it was.
     pub deleted_at: Option<WallTime>,
     /// Annotations that the agent uses, ordered by key.
     pub annotations: Vec<(Arc<str>, Arc<str>)>,
@@ -76,25 +76,25 @@ pub struct Pod {
     pub labels: PodLabels,
     /// Priority, once admission has set it.
     pub priority: Option<i32>,
-    /// The controller that owns it.
+    /// The controller that owns the pod.
     pub controller: Option<PodController>,
-    /// The node on which kube-scheduler has evicted pods for it.
+    /// The node on which kube-scheduler has evicted other pods for the pod.
     pub nominated: Option<NodeName>,
-    /// The scheduler that is to place it; `None` if it has a node.
+    /// The scheduler that is to place the pod; `None` if it has a node.
     pub scheduler: Option<Arc<str>>,
-    /// What it requests, if it waits for the scheduler that follows the pods. Only a scheduler sets it.
+    /// What the pod requests, if it waits for the scheduler that follows the pods. Only a scheduler sets it.
     pub request: Option<Box<PlacementRequest>>,
-    /// Whether it has scheduling gates: no scheduler may place it before they are removed.
+    /// Whether the pod has scheduling gates: no scheduler may place it before they are removed.
     pub gated: bool,
     /// The group of pods with which it is to be placed together, in its namespace.
     pub gang: Option<Arc<str>>,
-    /// Whether it prefers some nodes: by preferred node or pod affinity, or by a soft topology spread constraint.
+    /// Whether the pod prefers some nodes: by preferred node or pod affinity, or by a soft topology spread constraint.
     pub prefers_nodes: bool,
-    /// Whether it uses the node's network namespace.
+    /// Whether the pod uses the node's network namespace.
     pub host_network: bool,
     /// The runtime class that its author chose: its runtime can differ from the runtime of the node's other pods.
     pub runtime_class: Option<Arc<str>>,
-    /// Restart policy of its containers.
+    /// Restart policy of the pod's containers.
     pub restart: Option<RestartPolicy>,
     /// Containers in the order in which the kubelet handles them: init, then app, then ephemeral.
     pub containers: Vec<PodContainer>,
@@ -110,7 +110,7 @@ pub struct LeftOutContainers {
     pub number: u32,
     /// The resources that they request with an amount other than 0, each once, at most [`MAX_RESOURCES`].
     pub resources: Vec<Arc<str>>,
-    /// Whether they request resources that are not in `resources`.
+    /// Whether these containers request resources that are not in `resources`.
     pub more_resources: bool,
 }
 
@@ -157,11 +157,11 @@ pub struct PodController {
 /// One container of a pod, with its specification and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainer {
-    /// Its name in the pod.
+    /// The container's name in the pod.
     pub name: Arc<str>,
     /// The list of the pod's specification that it is in.
     pub kind: ContainerKind,
-    /// Its own restart policy, if it has one.
+    /// The container's own restart policy, if it has one.
     pub restart: Option<RestartPolicy>,
     /// Image as written in the specification.
     pub image: Option<Arc<str>>,
@@ -173,9 +173,9 @@ pub struct PodContainer {
     pub requests_left_out: bool,
     /// Id of the running or last container of that name; `None` before the first container is created.
     pub id: Option<ContainerId>,
-    /// Its state.
+    /// The container's state.
     pub state: ContainerState,
-    /// Whether it can change its own mounts: privileged, or with `SYS_ADMIN` or all capabilities added.
+    /// Whether the container can change its own mounts: privileged, or with `SYS_ADMIN` or all capabilities added.
     pub may_mount: bool,
 }
 

@@ -48,7 +48,7 @@ pub struct GpuProcess {
     pub command: Arc<str>,
     /// The owner.
     pub owner: ProcessOwner,
-    /// How it uses the GPU.
+    /// How the process uses the GPU.
     pub kind: GpuProcessKind,
     /// The MIG instance that it runs on.
     pub mig: Option<GpuUuid>,
@@ -88,9 +88,9 @@ pub struct HostProcess {
     pub command: Arc<str>,
     /// The owner.
     pub owner: ProcessOwner,
-    /// User time since its start.
+    /// User time since the process started.
     pub cpu_user: Nanos,
-    /// System time since its start.
+    /// System time since the process started.
     pub cpu_system: Nanos,
     /// Resident memory.
     pub rss: Bytes,

@@ -35,9 +35,9 @@ pub struct RegisteredGpu {
 pub struct MigProfile {
     /// The name, such as `1g.10gb`.
     pub name: Arc<str>,
-    /// Its memory.
+    /// Memory of the instance.
     pub memory: Mib,
-    /// Its percentage of the SM time.
+    /// The instance's percentage of the SM time.
     pub cores: CorePercent,
     /// Number of compute slices that it takes.
     pub slices: u32,

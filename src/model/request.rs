@@ -62,7 +62,7 @@ pub enum ContainerRole {
 pub struct ContainerRequest {
     /// The container's name.
     pub container: Arc<str>,
-    /// When it runs.
+    /// When the container runs.
     pub role: ContainerRole,
     /// Number of slots that the container requests from the kubelet: 0 for a container that must see no GPU.
     pub slots: u32,

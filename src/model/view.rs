@@ -49,7 +49,7 @@ pub struct NodeView {
     pub host: HostSample,
     /// Rates of the machine.
     pub host_rates: HostRates,
-    /// Its InfiniBand ports, ordered by device and number.
+    /// The node's InfiniBand ports, ordered by device and number.
     pub infiniband: Arc<[InfinibandPort]>,
     /// Pods, ordered by namespace, name, UID. Pods that have a GPU process but no cgroup report are included.
     pub pods: Vec<PodView>,
@@ -101,15 +101,15 @@ pub struct PodWatchView {
 /// One GPU.
 #[derive(Clone, Debug)]
 pub struct GpuView {
-    /// Its facts.
+    /// The GPU's facts.
     pub gpu: Arc<Gpu>,
-    /// Its last sample.
+    /// The GPU's last sample.
     pub sample: Arc<GpuSample>,
-    /// Its health.
+    /// The GPU's health.
     pub health: GpuHealth,
     /// The reasons why it gets no new containers, if there are any, and when they end.
     pub condition: GpuCondition,
-    /// Its processes, or the reason why they are not known.
+    /// The GPU's processes, or the reason why they are not known.
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Number of processes beyond the bound.
     pub processes_left_out: u32,
@@ -237,11 +237,11 @@ pub struct PodView {
 pub struct ContainerView {
     /// The identity.
     pub id: ContainerId,
-    /// Its cgroup.
+    /// The container's cgroup.
     pub cgroup: Arc<CgroupIdentity>,
-    /// Its name in the pod, once a source has reported it.
+    /// The container's name in the pod, once a source has reported it.
     pub name: Option<Arc<str>>,
-    /// Whether it is the pod's sandbox.
+    /// Whether the container is the pod's sandbox.
     pub sandbox: bool,
     /// Image, once a source has reported it.
     pub image: Option<Arc<str>>,
@@ -284,9 +284,9 @@ pub struct GpuUse {
     pub mig: Option<GpuUuid>,
     /// Number of processes.
     pub processes: u32,
-    /// Sum of the memory that they hold; absent if it is absent for one of them.
+    /// Sum of the memory that the processes hold; absent if it is absent for a process.
     pub memory_used: Reading<Bytes>,
-    /// Sum of their SM use; absent if it is absent for one of them.
+    /// Sum of the SM use of the processes; absent if it is absent for a process.
     pub sm: Reading<Percent>,
 }
 

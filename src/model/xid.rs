@@ -55,7 +55,7 @@ pub enum XidAction {
 pub struct XidEntry {
     /// The number.
     pub code: u32,
-    /// Its meaning in a few words.
+    /// The error's meaning in a few words.
     pub meaning: &'static str,
     /// The immediate action.
     pub bucket: XidAction,

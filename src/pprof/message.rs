@@ -139,7 +139,7 @@ pub struct LineMessage {
     /// The function.
     #[prost(uint64, tag = "1")]
     pub function_id: u64,
-    /// Line in its file, 0 if unknown.
+    /// Line in the function's file, 0 if unknown.
     #[prost(int64, tag = "2")]
     pub line: i64,
 }

@@ -20,7 +20,7 @@ pub struct AdminSettings {
     pub tls: Option<Tls>,
     /// The token that every caller needs.
     pub token_file: Option<PathBuf>,
-    /// Whether it serves profiles.
+    /// Whether the port serves profiles.
     pub profiling: bool,
 }
 

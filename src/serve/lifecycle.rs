@@ -121,7 +121,7 @@ pub struct DrainFirst {
 pub struct EndedTask {
     /// The name of the task.
     pub task: &'static str,
-    /// Why it has ended.
+    /// Why the task has ended.
     pub why: String,
     /// The exit code of the process.
     pub exit: Exit,

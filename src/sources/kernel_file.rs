@@ -37,10 +37,10 @@ pub enum ReadFailure {
     /// The file went away after it was opened.
     #[error("went away while it was read")]
     Gone,
-    /// It is a FIFO, a device, a symlink or a directory.
+    /// The file is a FIFO, a device, a symlink or a directory.
     #[error("not a regular file")]
     NotAFile,
-    /// It is longer than [`MAX_FILE`].
+    /// The file is longer than [`MAX_FILE`].
     #[error("longer than {MAX_FILE} bytes")]
     TooLong,
     /// The file exists, but the kernel does not fill it (pressure switched off at boot).

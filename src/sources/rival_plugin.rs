@@ -27,7 +27,7 @@ const KUBELET: &str = "kubelet.sock";
 /// Another plugin that offers the same GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RivalPlugin {
-    /// Its socket.
+    /// The plugin's socket.
     pub socket: PathBuf,
     /// The id of its process, if the kernel reports it.
     pub pid: Option<i32>,

@@ -25,9 +25,9 @@ pub(crate) enum FailureSeverity {
 pub(crate) struct SourceName {
     /// The source's name for people.
     pub(crate) what: &'static str,
-    /// What is lost without it, as a sentence.
+    /// What is lost without the source, as a sentence.
     pub(crate) lost: &'static str,
-    /// What to do if it does exist.
+    /// What to do if the source does exist.
     pub(crate) advice: &'static str,
     /// The counter of its failures.
     pub(crate) counter: Option<ErrorCounter>,

@@ -28,7 +28,7 @@ const MAX_FILES: usize = 8;
 pub struct ToolkitSpec {
     /// The path of the file.
     pub path: PathBuf,
-    /// Its content.
+    /// The spec's content.
     pub spec: CdiSpec,
 }
 

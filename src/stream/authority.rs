@@ -24,7 +24,7 @@ pub struct CertificateError(#[from] rcgen::Error);
 pub struct IssuedCertificate {
     /// The certificate.
     pub chain: String,
-    /// Its key.
+    /// The certificate's key.
     pub key: String,
 }
 

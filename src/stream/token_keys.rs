@@ -12,7 +12,7 @@ const SKEW: u64 = 60;
 /// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
-    /// It cannot be read.
+    /// The token cannot be read.
     #[error("the token cannot be read")]
     Unreadable,
     /// The cluster has no key with the name that the token gives.
@@ -21,13 +21,13 @@ pub enum TokenRefusal {
     /// The signature is wrong.
     #[error("the token is not signed by this cluster")]
     BadSignature,
-    /// It was issued by another cluster.
+    /// The token was issued by another cluster.
     #[error("the token was issued by another cluster")]
     OtherIssuer,
     /// The token is for another audience.
     #[error("the token is for another audience")]
     OtherAudience,
-    /// It has expired.
+    /// The token has expired.
     #[error("the token has expired")]
     Expired,
     /// The token is not valid yet.

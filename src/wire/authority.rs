@@ -25,9 +25,9 @@ const MAX_VALUE: usize = 64 << 10;
 /// An object and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredObject<T> {
-    /// Its resource version.
+    /// The object's resource version.
     pub version: Arc<str>,
-    /// Its content; `None` if it is empty, as a chart makes it.
+    /// The object's content; `None` if it is empty, as a chart makes it.
     pub content: Option<T>,
 }
 

@@ -18,14 +18,14 @@ pub struct DescribedEvent {
     pub reason: String,
     /// The sentence.
     pub note: String,
-    /// Whether it is a warning.
+    /// Whether the event is a warning.
     pub warning: bool,
     /// The program that wrote it.
     pub from: String,
-    /// When it was last seen; `None` if it has no time that can be read.
+    /// When the event was last seen; `None` if it has no time that can be read.
     #[serde(serialize_with = "time")]
     pub at: Option<WallTime>,
-    /// How often it was seen.
+    /// How often the event was seen.
     pub count: u32,
     /// The object that it is about: `Pod ml/train-0`.
     pub about: String,

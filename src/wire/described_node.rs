@@ -19,7 +19,7 @@ pub struct DescribedNode {
     pub name: String,
     /// Whether the kubelet reports it as ready; `None` if it has never reported.
     pub ready: Option<bool>,
-    /// Why it is not ready, as the kubelet or the node controller says.
+    /// Why the Node is not ready, as the kubelet or the node controller says.
     pub why_not_ready: String,
     /// Whether `kubectl cordon` keeps pods away.
     pub cordoned: bool,
@@ -29,9 +29,9 @@ pub struct DescribedNode {
     pub kubelet: String,
     /// The amounts of resources that the kubelet offers to pods.
     pub allocatable: BTreeMap<String, String>,
-    /// Its labels.
+    /// The Node's labels.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations whose keys begin with `hami.io/`.
+    /// The Node's annotations whose keys begin with `hami.io/`.
     pub annotations: BTreeMap<String, String>,
 }
 

@@ -30,11 +30,11 @@ pub struct DescribedPod {
     pub node: String,
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     pub phase: String,
-    /// Why it is in this phase, if the API server says so: `OutOfcpu`, `UnexpectedAdmissionError`.
+    /// Why the pod is in this phase, if the API server says so: `OutOfcpu`, `UnexpectedAdmissionError`.
     pub reason: String,
     /// The reason as a sentence.
     pub message: String,
-    /// Whether its deletion was requested.
+    /// Whether the pod's deletion was requested.
     pub deleting: bool,
     /// The names of its scheduling gates.
     pub gates: Vec<String>,
@@ -42,7 +42,7 @@ pub struct DescribedPod {
     pub unscheduled: Option<(String, String)>,
     /// Whether the kubelet reports it as ready.
     pub ready: bool,
-    /// Its containers, init containers first.
+    /// The pod's containers, init containers first.
     pub containers: Vec<DescribedContainer>,
 }
 
@@ -53,18 +53,18 @@ pub struct DescribedContainer {
     pub name: String,
     /// The image as its author wrote it.
     pub image: String,
-    /// Its named ports.
+    /// The container's named ports.
     pub ports: Vec<(String, u16)>,
-    /// How often it was started again.
+    /// How often the container was started again.
     pub restarts: u32,
-    /// Whether it is ready.
+    /// Whether the container is ready.
     pub ready: bool,
-    /// Why it waits: reason and message.
+    /// Why the container waits: reason and message.
     pub waits: Option<(String, String)>,
 }
 
 impl DescribedPod {
-    /// Its namespace and name.
+    /// The pod's namespace and name.
     #[must_use]
     pub fn reference(&self) -> PodRef {
         PodRef { namespace: self.namespace.as_str().into(), name: self.name.as_str().into() }

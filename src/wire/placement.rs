@@ -49,7 +49,7 @@ pub enum BadPlacementRequest {
     /// An annotation has a value that is not allowed.
     #[error("the request for GPUs cannot be read: annotation {}: {}", .0.key, .0.what)]
     Annotation(#[from] DecodeError),
-    /// Its claim could be longer than an annotation that readers keep. A pod whose claim cannot be read closes its node to new
+    /// The pod's claim could be longer than an annotation that readers keep. A pod whose claim cannot be read closes its node to new
     /// claims.
     #[error(
         "the pod cannot be placed: its containers request {gpus} GPUs together, and the annotations of a pod have room for a claim of {most}; split it \
@@ -67,10 +67,10 @@ pub enum BadPlacementRequest {
          waiting; split it into several pods"
     )]
     ManyContainers {
-        /// Number of its containers that request GPUs.
+        /// Number of the pod's containers that request GPUs.
         containers: usize,
     },
-    /// Its annotations have no room for its claim and for later writes. The API server would then refuse every write to the bound
+    /// The pod's annotations have no room for its claim and for later writes: the API server would refuse every write to the bound
     /// pod.
     #[error(
         "the pod cannot be placed: its annotations have {bytes} bytes, and more than {most} leave no room for its claim: \
@@ -82,7 +82,7 @@ pub enum BadPlacementRequest {
         /// Maximum number of bytes.
         most: usize,
     },
-    /// Its object has no room for later writes.
+    /// The pod's object has no room for later writes.
     #[error(
         "the pod cannot be placed: it has {} KiB and its status may need {} KiB more, and with more than {} KiB together its \
          status may not fit into what etcd stores; use fewer containers, and shorter texts, image names, mount paths, and variables \

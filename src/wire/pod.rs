@@ -358,7 +358,7 @@ impl Container<'_> {
         (size, paths.map(|path| variables.expanded(path)).max().unwrap_or_default())
     }
 
-    /// Its variables, as far as its texts refer to them.
+    /// The container's variables, as far as its texts refer to them.
     fn variables(&self) -> Variables {
         let refers = |text: &str| text.contains("$(");
         let mounts = self.volume_mounts.is_some_and(|mounts| mounts.get().contains(SUB_PATH_EXPR));
@@ -498,7 +498,7 @@ struct SelectedEntries<T, F, S> {
 struct ValueSize {
     /// Bytes of its texts, keys included.
     text: usize,
-    /// Number of its texts, keys included, and of its numbers.
+    /// Number of the value's texts, keys included, and of its numbers.
     parts: usize,
 }
 

@@ -28,10 +28,10 @@ pub struct Quantity {
 /// Why a text is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAQuantity {
-    /// It does not follow the grammar.
+    /// The text does not follow the grammar.
     #[error("not a quantity: {0}")]
     Text(String),
-    /// It is beyond 2^63 in either direction.
+    /// The amount is beyond 2^63 in either direction.
     #[error("larger than any quantity can be: {0}")]
     TooLarge(String),
 }

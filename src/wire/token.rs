@@ -52,7 +52,7 @@ pub struct UncheckedToken {
     pub signed: Vec<u8>,
     /// The signature.
     pub signature: Vec<u8>,
-    /// Its claims.
+    /// The token's claims.
     pub claims: TokenClaims,
 }
 

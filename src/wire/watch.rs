@@ -23,7 +23,7 @@ const MAX_MESSAGE: usize = 1000;
 pub trait WatchedKind {
     /// An object of this kind, with the fields that are kept.
     type Object;
-    /// Its UID.
+    /// The UID of an object.
     type Uid;
     /// The kind for people, in lower case.
     const NAME: &'static str;
@@ -107,7 +107,7 @@ pub enum WatchEvent<O, U> {
 pub struct ApiRefusal {
     /// HTTP status code.
     pub code: u16,
-    /// Its text, cut to one line.
+    /// The refusal's text, cut to one line.
     pub message: String,
     /// Whether the answer was a `Status` object. Only an API server sends them; a proxy in front of it does not.
     pub is_status: bool,

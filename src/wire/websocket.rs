@@ -27,11 +27,11 @@ pub enum WebSocketOpcode {
 /// A frame that was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebSocketFrame<'a> {
-    /// Its meaning.
+    /// The frame's meaning.
     pub opcode: WebSocketOpcode,
     /// Whether the message ends with it.
     pub ends: bool,
-    /// Its payload.
+    /// The frame's payload.
     pub payload: &'a [u8],
 }
 

@@ -26,7 +26,7 @@ pub struct SharedDevice {
     pub cores: u32,
     /// The NUMA node, if the machine reports it.
     pub numa: Option<u32>,
-    /// Whether it is fit for new containers.
+    /// Whether the device is fit for new containers.
     pub healthy: bool,
 }
 

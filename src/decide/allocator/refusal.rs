@@ -96,7 +96,7 @@ impl Refusal {
         matches!(self, Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)
     }
 
-    /// Whether it would start if other pods ended.
+    /// Whether the container would start if other pods ended.
     #[must_use]
     pub fn lacks_room(&self) -> bool {
         matches!(self, Refusal::DoesNotFit { .. } | Refusal::NotAlone { .. } | Refusal::HeldByOther { .. })

@@ -11,11 +11,11 @@ pub struct StreamId(pub u64);
 /// Whether the stream is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
-    /// It is open.
+    /// The stream is open.
     Open,
-    /// It was closed at this moment, and the agent may soon open another.
+    /// The stream was closed at this moment, and the agent may soon open another.
     Closed(Monotonic),
-    /// It was closed, and the agent has not opened another in time.
+    /// The stream was closed, and the agent has not opened another in time.
     Away,
 }
 

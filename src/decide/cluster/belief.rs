@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct AgentBelief {
     /// `open`, `closed` (the agent may soon open another stream) or `away`.
     pub state: &'static str,
-    /// Time since its last message.
+    /// Time since the agent's last message.
     pub age: Duration,
     /// Whether the agent accepts new pods, by its last message.
     pub phase: AgentPhase,

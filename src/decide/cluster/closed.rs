@@ -181,7 +181,7 @@ pub struct ClosingChange {
     pub node: NodeName,
     /// The UID of its Node; `None` if the Node is not known.
     pub uid: Option<ObjectUid>,
-    /// Why it is closed; `None` if it is open again.
+    /// Why the node is closed; `None` if it is open again.
     pub closed: Option<Closing>,
 }
 

@@ -21,7 +21,7 @@ use std::ops::ControlFlow;
 /// A node that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedNode {
-    /// Its place in the list of the call.
+    /// The node's place in the list of the call.
     pub place: usize,
     /// Why.
     pub why: NodeRefusal,

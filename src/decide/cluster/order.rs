@@ -112,13 +112,13 @@ pub enum ReadAnswer {
 /// What a read shows of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadPod {
-    /// Its node.
+    /// The pod's node.
     pub node: Option<NodeName>,
-    /// Its version.
+    /// The pod's version.
     pub version: Option<u64>,
     /// Whether the pod is being deleted. The API server then never binds it any more, not even for an older write.
     pub is_being_deleted: bool,
-    /// What it requests.
+    /// What the pod requests.
     pub requests: ReadRequest,
 }
 
@@ -211,7 +211,7 @@ enum Stage {
     GiveUp,
     /// The outcome is unknown, and nothing is done before this moment.
     Wait(Monotonic),
-    /// It has ended.
+    /// The order has ended.
     Ended(BindResult, Option<BindOutcome>),
 }
 

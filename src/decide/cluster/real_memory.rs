@@ -26,7 +26,7 @@ pub struct UsageChange {
     pub claimed: Bytes,
     /// Memory in use.
     pub used: Bytes,
-    /// Its utilisation in percent; `None` if not known.
+    /// The GPU's utilisation in percent; `None` if not known.
     pub utilization: Option<u32>,
     /// Number of processes; `None` if there is no list.
     pub processes: Option<u32>,

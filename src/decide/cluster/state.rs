@@ -110,7 +110,7 @@ pub(super) struct PodLocation {
     pub(super) pod: PodRef,
     /// The version of the pod for which its order was made; `None` if the watch has shown the pod bound.
     pub(super) version: Option<u64>,
-    /// Whether its deletion was requested.
+    /// Whether the pod's deletion was requested.
     pub(super) is_being_deleted: bool,
 }
 

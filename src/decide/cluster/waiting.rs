@@ -60,7 +60,7 @@ struct WaitingPod {
     namespace: Arc<str>,
     /// `None` if the pod is [`WaitState::Unplaceable`].
     request: Option<Box<PlacementRequest>>,
-    /// Its last filter call, or when the watch has shown it first.
+    /// The pod's last filter call, or when the watch has shown it first.
     at: Monotonic,
     state: WaitState,
 }

@@ -17,11 +17,11 @@ pub struct PlacementDevice {
     pub index: u32,
     /// NUMA node.
     pub numa: u32,
-    /// What it offers.
+    /// What the device offers.
     pub capacity: Capacity,
-    /// Its product and mode.
+    /// The device's product and mode.
     pub kind: Arc<DeviceKind>,
-    /// Whether it may get new containers, and if not, why.
+    /// Whether the device may get new containers, and if not, why.
     pub fitness: DeviceFitness,
     /// The sum of the claims.
     pub claimed: DeviceDemand,
@@ -43,9 +43,9 @@ pub struct DeviceKind {
 /// Whether a device may get new containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceFitness {
-    /// It may get new containers.
+    /// The device may get new containers.
     Fit,
-    /// It is unhealthy.
+    /// The device is unhealthy.
     Unhealthy,
     /// An operator cordoned it.
     Cordoned,
@@ -60,7 +60,7 @@ pub struct PlacementNode {
     pub devices: Vec<PlacementDevice>,
     /// How well each device is connected to each other device, row by row; empty if not known.
     pub links: Box<[u32]>,
-    /// What its agent says about the real-time check.
+    /// What the node's agent says about the real-time check.
     pub check: NodeCheck,
 }
 
@@ -78,9 +78,9 @@ impl PlacementNode {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate<'a> {
     pub(super) device: &'a PlacementDevice,
-    /// Its place in the node's list.
+    /// The device's place in the node's list.
     pub(super) place: usize,
-    /// How full it is with the container.
+    /// How full the device is with the container.
     pub(super) fill: Fill,
     /// Memory and SM time that the container takes.
     pub(super) share: (Bytes, CorePercent),

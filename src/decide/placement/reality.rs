@@ -17,7 +17,7 @@ use model::unit::Bytes;
 /// What an agent has reported of the memory of one GPU or MIG instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReportedMemory {
-    /// Its memory.
+    /// The device's memory.
     pub total: Option<Bytes>,
     /// Memory in use now, without what the driver reserves.
     pub used: Option<Bytes>,

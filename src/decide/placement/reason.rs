@@ -130,7 +130,7 @@ impl RefusalReason {
 /// How far the nearest GPU was from fitting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NearestMiss {
-    /// It had this much memory left, and the container requests more.
+    /// The GPU had this much memory left, and the container requests more.
     Memory {
         /// The request as the pod states it; `None` if it names no memory, and so requests all memory of a GPU.
         asked: Option<MemoryRequest>,
@@ -145,7 +145,7 @@ pub enum NearestMiss {
         /// NVML's index of that GPU.
         index: u32,
     },
-    /// It had this much SM time left, and the container requests more.
+    /// The GPU had this much SM time left, and the container requests more.
     Cores {
         /// Requested of each GPU.
         requested: CorePercent,

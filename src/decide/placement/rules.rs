@@ -68,7 +68,7 @@ pub enum CheckResult {
     Unchecked,
     /// The memory that the pod requests is really free.
     Passed,
-    /// It is free as far as is known: only the claims, or only the memory of all processes together, is known of a chosen GPU.
+    /// The memory is free as far as is known: of a chosen GPU only the claims, or only the memory of all processes, is known.
     Fallback,
     /// On a chosen GPU less memory is really free than the pod requests, and the check only warns of it.
     Warned,

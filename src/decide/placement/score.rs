@@ -45,7 +45,7 @@ pub struct ScoreTerm {
     pub name: &'static str,
     /// How full that part is, in parts of a million.
     pub value: u64,
-    /// Its weight.
+    /// The term's weight.
     pub weight: u32,
 }
 

@@ -65,7 +65,7 @@ pub(crate) struct CdiFolder {
     pub(crate) tried: Tried,
     /// Whether the agent writes its specs here.
     pub(crate) is_agents: bool,
-    /// Number of its files that NVIDIA's toolkit wrote, and of gpu-steward's files.
+    /// Number of the folder's files that NVIDIA's toolkit wrote, and of gpu-steward's files.
     pub(crate) toolkit: usize,
     pub(crate) own: usize,
 }

@@ -23,7 +23,7 @@ const SILENT: f64 = 25.0;
 pub(crate) struct NodeRow {
     pub(crate) node: String,
     pub(crate) ready: Option<bool>,
-    /// Whether it has, or should have, GPUs that gpu-steward places.
+    /// Whether the Node has, or should have, GPUs that gpu-steward places.
     pub(crate) has_gpus: bool,
     /// `ok`, `none`, `empty` or `unreadable`.
     pub(crate) register: String,

@@ -37,9 +37,9 @@ pub(crate) enum Outcome {
     FilteringFailed,
     /// A node fits.
     FilteringSucceed,
-    /// It could not be bound.
+    /// The pod could not be bound.
     BindingFailed,
-    /// It was bound.
+    /// The pod was bound.
     BindingSucceed,
 }
 

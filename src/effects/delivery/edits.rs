@@ -16,9 +16,9 @@ const INDEXES: usize = 16;
 /// A device node of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostDeviceNode {
-    /// Its path in the container.
+    /// The device node's path in the container.
     pub path: String,
-    /// Its path on the host.
+    /// The device node's path on the host.
     pub host: PathBuf,
 }
 

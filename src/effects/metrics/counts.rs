@@ -13,7 +13,7 @@ pub struct ServerCounts {
     pub scrapes: AtomicU64,
     /// Scrapes refused because too many answers were in progress.
     pub scrapes_refused: AtomicU64,
-    /// Its connections.
+    /// The server's connections.
     pub connections: Arc<ConnectionCounts>,
 }
 

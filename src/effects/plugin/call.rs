@@ -20,7 +20,7 @@ pub struct PluginDevice {
     pub id: Arc<str>,
     /// Whether the kubelet may allocate it.
     pub healthy: bool,
-    /// Its NUMA node, if the machine reports it.
+    /// The device's NUMA node, if the machine reports it.
     pub numa: Option<u32>,
 }
 

@@ -26,7 +26,7 @@ pub enum RegistrationStart {
 /// How the registration begins and ends.
 #[derive(Clone, Debug)]
 pub struct RegistrationCourse {
-    /// How it begins.
+    /// How the registration begins.
     pub entry: RegistrationStart,
     /// Set when the agent is about to stop. From then on, a next agent may register.
     pub closing: CancellationToken,

@@ -38,7 +38,7 @@ pub(super) struct Flight {
     pub(super) request: Outgoing,
     pub(super) fate: Fate,
     pub(super) reply: Option<Reply>,
-    /// When its connection died silently, if it has.
+    /// When the request's connection died silently, if it has.
     pub(super) died: Option<u64>,
 }
 
@@ -59,11 +59,11 @@ pub(super) struct Watch {
     version: u64,
     unsent: Vec<u8>,
     sender: PiecesSender,
-    /// When it ends by itself.
+    /// When the watch ends by itself.
     pub(super) ends: u64,
     /// When something was sent last.
     sent: u64,
-    /// When its connection died silently, if it has.
+    /// When the watch's connection died silently, if it has.
     pub(super) died: Option<u64>,
 }
 

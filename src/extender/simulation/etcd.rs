@@ -42,7 +42,7 @@ impl Content {
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub(super) version: u64,
-    /// Its JSON.
+    /// The object's JSON.
     pub(super) text: String,
     pub(super) content: Content,
 }

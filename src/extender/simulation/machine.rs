@@ -54,7 +54,7 @@ pub(super) struct Lingering {
     pub(super) gpus: Vec<GpuUuid>,
     /// See [`Admitted::is_idle`].
     pub(super) idle: bool,
-    /// When its containers end.
+    /// When the pod's containers end.
     pub(super) until: u64,
 }
 
@@ -73,7 +73,7 @@ impl Admitted {
         self.uses = None;
     }
 
-    /// Whether it holds GPUs and has not started a process on them. It may do so at any moment.
+    /// Whether the pod holds GPUs and has not started a process on them. It may do so at any moment.
     pub(super) fn is_idle(&self) -> bool {
         !self.holds.is_empty() && self.pod.uid.as_str().bytes().map(u32::from).sum::<u32>() % 2 == 0
     }
@@ -90,7 +90,7 @@ pub(super) struct AgentProcess {
     number: u64,
     pub(super) allocator: NodeAllocator,
     version: u64,
-    /// It has read the pods of its node.
+    /// The agent has read the pods of its node.
     pub(super) listed: bool,
     /// When the driver begins to report which processes are on the GPUs.
     pub(super) lists_at: u64,
@@ -100,7 +100,7 @@ pub(super) struct AgentProcess {
 #[derive(Debug)]
 pub(super) struct Machine {
     pub(super) name: String,
-    /// Its Node exists.
+    /// The machine's Node exists.
     pub(super) up: bool,
     pub(super) gpus: Vec<RegisteredGpu>,
     /// How many times it was installed.

@@ -54,11 +54,11 @@ pub(super) struct SimPod {
     pub(super) deleted: bool,
     pub(super) phase: &'static str,
     pub(super) containers: Vec<ContainerIs>,
-    /// It has scheduling gates.
+    /// The pod has scheduling gates.
     pub(super) gated: bool,
-    /// The hash of the manifest, if it is the mirror of a static pod.
+    /// The hash of the manifest, if the pod is the mirror of a static pod.
     pub(super) hash: Option<PodUid>,
-    /// When its claim was made unreadable, or readable again, by hand; nanoseconds.
+    /// When the pod's claim was made unreadable, or readable again, by hand; nanoseconds.
     pub(super) tampered: u64,
 }
 
@@ -167,7 +167,7 @@ impl SimPod {
         pod
     }
 
-    /// Whether its claim was overwritten by hand.
+    /// Whether the pod's claim was overwritten by hand.
     pub(super) fn is_unreadable(&self) -> bool {
         self.annotations.contains_key(KEPT_CLAIM)
     }

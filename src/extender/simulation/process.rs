@@ -55,12 +55,12 @@ pub(super) struct Process {
     closing: CancellationToken,
     /// Simulated time up to which the process has run.
     ran: u64,
-    /// Its clocks at that time.
+    /// The process's clocks at the time `ran`.
     now: Now,
-    /// How much faster its clocks run, in millionths.
+    /// How much faster the process's clocks run, in millionths.
     drift: u64,
     entropy: Random,
-    /// Whether it is stopping, or did not decide at the start of its last run. Then it has forgotten the reports of
+    /// Whether the process is stopping, or did not decide at the start of its last run. Then it has forgotten the reports of
     /// agents, even if it decides again now.
     pub(super) lapsed: bool,
     stopping: bool,
@@ -232,7 +232,7 @@ impl Process {
         MessageStream::new(near)
     }
 
-    /// Whether it says that it decides.
+    /// Whether the process says that it decides.
     pub(super) fn decides(&mut self) -> bool {
         self.with_clock(|process| process.extender.leadership.decides())
     }
@@ -242,7 +242,7 @@ impl Process {
         self.now.monotonic
     }
 
-    /// What it believes of the cluster.
+    /// What the process believes of the cluster.
     pub(super) fn believes<R>(&self, look: impl FnOnce(&ClusterState) -> R) -> R {
         self.extender.cluster.inspect(look)
     }

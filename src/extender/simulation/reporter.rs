@@ -70,7 +70,7 @@ struct Connection {
     messages: AgentEnd,
     underway: VecDeque<Underway>,
     pace: ReportPace,
-    /// Its number in the checks, once its first message has arrived.
+    /// The stream's number in the checks, once its first message has arrived.
     number: Option<u64>,
     /// The pods that had processes when the newest message that has arrived was sent.
     running: BTreeSet<PodUid>,
@@ -78,10 +78,10 @@ struct Connection {
     heard: u64,
     /// When packets last came through.
     through: u64,
-    /// When its token expires, and whether the agent opens a stream with a newer token before.
+    /// When the stream's token expires, and whether the agent opens a stream with a newer token before.
     expires: u64,
     renews: bool,
-    /// When the extender sees its end, once it has ended here.
+    /// When the extender sees the end of the stream, once it has ended here.
     ends: u64,
     /// No packet comes through any more, and neither end notices.
     dead: bool,
@@ -99,7 +99,7 @@ pub(super) struct Reporter {
     /// The process of the agent whose streams these are.
     agent: Option<u64>,
     search: LeaderSearch,
-    /// When its last stream that worked has ended.
+    /// When the agent's last stream that worked has ended.
     worked: u64,
     /// The agent looks for the leader at this moment at the earliest.
     not_before: u64,
@@ -112,7 +112,7 @@ pub(super) struct Reporter {
     leaves: Option<(u64, bool)>,
     /// Until this moment the agent stands still.
     silent: u64,
-    /// When it looks next whether something has changed.
+    /// When the agent looks next whether something has changed.
     look: u64,
 }
 
@@ -198,14 +198,14 @@ impl Reporter {
         }
     }
 
-    /// Its connections to this process die silently.
+    /// The agent's connections to this process die silently.
     pub(super) fn dies(&mut self, process: u64) {
         for stream in self.streams.iter_mut().chain(&mut self.ending).filter(|stream| stream.process == process) {
             stream.dead = true;
         }
     }
 
-    /// Whether its stream to this process is open and answered, or was a moment ago: a token may just have expired.
+    /// Whether the agent's stream to this process is open and answered, or was a moment ago: a token may just have expired.
     pub(super) fn reports_to(&self, process: u64, now: u64) -> bool {
         let open = self.streams.iter().any(|stream| stream.process == process && stream.view.is_some());
         open || now < self.worked + 2 * SECOND

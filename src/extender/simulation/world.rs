@@ -66,7 +66,7 @@ pub(super) struct Place {
     /// No packet comes through.
     pub(super) cut: bool,
     pub(super) clock: MachineClock,
-    /// How busy its machine is: the longest time between two runs.
+    /// How busy the place's machine is: the longest time between two runs.
     pub(super) busy: u64,
 }
 

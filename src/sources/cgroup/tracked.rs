@@ -52,7 +52,7 @@ struct SlowFiles {
 /// thousands of cgroups each time would cost too much.
 #[derive(Debug)]
 pub struct TrackedCgroup {
-    /// Its path and kind.
+    /// The cgroup's path and kind.
     pub identity: Arc<CgroupIdentity>,
     /// The last readings.
     pub sample: CgroupSample,

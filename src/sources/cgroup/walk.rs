@@ -29,9 +29,9 @@ const THOROUGH_EVERY: u64 = 6;
 /// A newly found pod or container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoundCgroup {
-    /// Its path below the hierarchy's root.
+    /// The cgroup's path below the hierarchy's root.
     pub path: Arc<str>,
-    /// Its kind.
+    /// The cgroup's kind.
     pub kind: CgroupKind,
 }
 

@@ -40,7 +40,7 @@ pub(super) enum GpuKey {
 struct Call {
     began: Monotonic,
     gpu: Option<GpuKey>,
-    /// It opens the library, which may take longer than other calls.
+    /// The call opens the library, which may take longer than other calls.
     opens: bool,
 }
 
@@ -49,7 +49,7 @@ struct Call {
 pub(super) struct Stuck {
     /// The GPU that the call is about, if any.
     pub(super) gpu: Option<GpuKey>,
-    /// It hangs; otherwise it only stalls.
+    /// The call hangs; otherwise it only stalls.
     pub(super) hangs: bool,
 }
 

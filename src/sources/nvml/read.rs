@@ -206,9 +206,9 @@ pub(super) mod driven {
 
     /// One row of [`model::gpu::GPU_READINGS`].
     pub(in crate::nvml) struct Driven {
-        /// Its metric and its label.
+        /// The reading's metric and its label.
         pub(in crate::nvml) name: (&'static str, &'static str),
-        /// It is absent if all of these calls fail.
+        /// The reading is absent if all of these calls fail.
         pub(in crate::nvml) calls: &'static [&'static str],
         /// The numbers of the fake driver that give it `value`.
         pub(in crate::nvml) numbers: &'static [(Q, f64)],

@@ -93,7 +93,7 @@ struct PollerThread {
 }
 
 impl PollerThread {
-    /// Whether it calls the driver and gets answers.
+    /// Whether the poller calls the driver and gets answers.
     fn works(&self) -> bool {
         self.stuck.is_none() && !self.heartbeat.dismissed()
     }

@@ -70,7 +70,7 @@ pub struct ProcessPasses {
 #[derive(Debug)]
 struct Known {
     process: HostProcess,
-    /// CPU time used between its last two readings.
+    /// CPU time used between the process's last two readings.
     used: u64,
     pass: u64,
 }

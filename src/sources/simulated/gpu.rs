@@ -114,7 +114,7 @@ impl SimulatedGpu {
         }
     }
 
-    /// Its identity.
+    /// The GPU's identity.
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
@@ -124,7 +124,7 @@ impl SimulatedGpu {
         self.tenants = tenants;
     }
 
-    /// How busy it is, 0 to 1. A GPU without processes is idle.
+    /// How busy the GPU is, 0 to 1. A GPU without processes is idle.
     fn load(&self, now: Now) -> f64 {
         if self.tenants.is_empty() { 0.0 } else { load(self.seed, seconds(now)) }
     }

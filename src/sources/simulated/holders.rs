@@ -22,7 +22,7 @@ pub struct SimulatedHolder {
     pub container: ContainerId,
     /// The GPU.
     pub gpu: GpuUuid,
-    /// How much of its memory the container may use; `None`: no limit.
+    /// How much of the GPU's memory the container may use; `None`: no limit.
     pub memory: Option<Bytes>,
 }
 

@@ -20,9 +20,9 @@ pub(super) struct Product {
     pub(super) power: Option<(f64, f64)>,
     /// The number of NVLinks.
     pub(super) nvlinks: u32,
-    /// Whether it supports MIG.
+    /// Whether the model supports MIG.
     pub(super) mig: bool,
-    /// Whether it has GPM.
+    /// Whether the model has GPM.
     pub(super) gpm: bool,
 }
 

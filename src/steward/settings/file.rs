@@ -11,7 +11,7 @@ use std::fmt;
 pub(crate) struct Entry {
     /// The name of the setting, which may have been removed.
     pub key: &'static str,
-    /// Its value, as the text that a flag would have.
+    /// The setting's value, as the text that a flag would have.
     pub text: String,
     /// Line, from 1.
     pub line: u64,

@@ -21,7 +21,7 @@ pub(crate) enum Problem {
     /// The file cannot be read.
     #[error("cannot read configuration file {path}: {why}", path = .path.display())]
     Unreadable {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// The error of the operating system.
         why: String,
@@ -45,9 +45,9 @@ pub(crate) enum Problem {
         name: &'static str,
         /// The text of the value.
         text: String,
-        /// Where it was set.
+        /// Where the setting was set.
         origin: Origin,
-        /// Why it is not valid.
+        /// Why the value is not valid.
         why: String,
     },
     /// Settings that contradict each other.

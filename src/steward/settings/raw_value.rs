@@ -13,7 +13,7 @@ pub(crate) enum Origin {
     Environment(String),
     /// The configuration file.
     File {
-        /// Its path.
+        /// The path of the file.
         path: Arc<Path>,
         /// Line, from 1.
         line: u64,
@@ -38,6 +38,6 @@ impl fmt::Display for Origin {
 pub(crate) struct RawValue {
     /// The text.
     pub text: String,
-    /// Where it was set.
+    /// Where the value was set.
     pub origin: Origin,
 }

@@ -14,7 +14,7 @@ pub struct BelievedNodesJson {
 pub struct BelievedNodeJson {
     /// The name.
     pub node: String,
-    /// Why it takes no new claims; missing if it takes new claims.
+    /// Why the node takes no new claims; missing if it takes new claims.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,
     /// Number of GPUs and MIG instances that it registers.

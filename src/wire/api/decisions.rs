@@ -15,7 +15,7 @@ pub struct DecisionsJson {
 /// One decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DecisionJson {
-    /// When it was made, in RFC 3339 with microseconds.
+    /// When the decision was made, in RFC 3339 with microseconds.
     pub at: String,
     /// Namespace and name of the pod.
     pub pod: String,
@@ -115,12 +115,12 @@ pub struct ScoringJson {
 pub struct RefusedNodeJson {
     /// Name of the node.
     pub node: String,
-    /// Why it does not fit, as reason codes with the numbers of its GPUs.
+    /// Why the node does not fit, as reason codes with the numbers of its GPUs.
     pub why: String,
     /// Why the node takes no new claims, if that is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,
-    /// Its GPUs whose claims leave room and that have too little memory that is really free, with its users.
+    /// The node's GPUs whose claims leave room and that have too little memory that is really free, with its users.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<String>,
 }

@@ -88,7 +88,7 @@ pub struct GpuJson<R = ShownReadingsJson> {
     /// incident, while a reset is awaited, and on a healthy GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit_in_seconds: Option<f64>,
-    /// Whether it gets new containers only after the agent has seen a reset of it, or after an operator cleared the
+    /// Whether the GPU gets new containers only after the agent has seen a reset of it, or after an operator cleared the
     /// incident.
     #[serde(default)]
     pub awaits_reset: bool,

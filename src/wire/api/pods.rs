@@ -57,7 +57,7 @@ pub struct PodJson {
     /// GPU memory that its containers claim together, if they claim an amount and the claim is known.
     #[serde(default)]
     pub gpu_claims: Vec<GpuClaimJson>,
-    /// Its containers.
+    /// The pod's containers.
     pub containers: Vec<ContainerJson>,
 }
 
@@ -68,7 +68,7 @@ pub struct ContainerJson {
     pub id: String,
     /// Name in the pod, once it is known.
     pub name: Option<String>,
-    /// Whether it is the pod's sandbox.
+    /// Whether the container is the pod's sandbox.
     pub sandbox: bool,
     /// Image, once it is known.
     pub image: Option<String>,

@@ -66,7 +66,7 @@ pub struct ProcessJson {
     pub threads: ReadingJson<u64>,
     pub read_bytes: ReadingJson<u64>,
     pub write_bytes: ReadingJson<u64>,
-    /// Its use of GPUs.
+    /// The process's use of GPUs.
     pub gpus: Vec<ProcessOnGpuJson>,
 }
 

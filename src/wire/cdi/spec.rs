@@ -33,7 +33,7 @@ pub struct CdiSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiSpecDevice {
-    /// Its name. A container requests the device as `kind=name`.
+    /// The device's name. A container requests the device as `kind=name`.
     pub name: String,
     /// Annotations; they do not change a container.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "BTreeMap::is_empty")]

@@ -7,7 +7,7 @@ use std::fmt::Write;
 /// A node that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedNode<'a> {
-    /// Its place among the nodes of the call.
+    /// The node's place among the nodes of the call.
     pub place: usize,
     /// The reason; kube-scheduler counts equal texts.
     pub reason: &'a str,

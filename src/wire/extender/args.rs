@@ -34,7 +34,7 @@ pub struct ExtenderArgs<'a> {
 pub struct ExtenderBindingArgs {
     /// The pod's UID.
     pub uid: PodUid,
-    /// Its namespace and name.
+    /// The pod's namespace and name.
     pub pod: PodRef,
     /// The node to bind it to.
     pub node: NodeName,
