@@ -314,7 +314,7 @@ impl OwnToken {
 /// An open stream.
 struct Opened {
     messages: AgentStream,
-    /// The token with which it was opened.
+    /// The token with which the stream was opened.
     token: OwnToken,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Absences<U> {
 
 #[derive(Debug)]
 struct Missing {
-    /// The time of its check; `None` while the check runs.
+    /// The time of the object's check; `None` while the check runs.
     at: Option<Instant>,
     backoff: Backoff,
 }

@@ -51,9 +51,9 @@ pub enum Delta<O> {
 /// How it is known that an object does not exist any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GoneEvidence {
-    /// A watch reported its deletion, with a newer version.
+    /// A watch reported the object's deletion, with a newer version.
     DeletedEvent,
-    /// The API server does not find it, by a read that a quorum of etcd agrees with.
+    /// The API server does not find the object, by a read that a quorum of etcd agrees with.
     NotFound,
     /// By such a read, the API server finds an object with this name and another UID.
     OtherUid,
@@ -63,7 +63,7 @@ pub enum GoneEvidence {
 #[derive(Debug)]
 pub struct Store<K: Followed> {
     held: BTreeMap<K::Uid, Arc<K::Object>>,
-    /// Bytes of memory that they take.
+    /// Bytes of memory that the held objects take.
     bytes: usize,
     /// The objects in `held` that matter less than others. The objects that matter least lose their places first.
     replaceable: ByImportance<K::Uid>,
@@ -93,7 +93,7 @@ pub(crate) enum Answer {
 pub(crate) struct Listed<K: Followed> {
     /// The objects that could not be read.
     pub(crate) bad: Vec<UnreadableObject<K::Uid>>,
-    /// The held objects that it does not show.
+    /// The held objects that the list does not show.
     pub(crate) missing: Vec<K::Uid>,
 }
 

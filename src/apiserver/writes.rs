@@ -33,7 +33,7 @@ pub type AnnotationPatch<'a> = &'a [(&'a str, Option<&'a str>)];
 pub enum EventType {
     /// For information.
     Normal,
-    /// A person should look at it.
+    /// A person should look at the event.
     Warning,
 }
 

@@ -45,7 +45,7 @@ pub enum PodHolds {
 /// A pod in a list.
 #[derive(Clone, Debug)]
 pub struct ListedPod {
-    /// The UID that its cgroup has.
+    /// The UID that the pod's cgroup has.
     pub uid: PodUid,
     /// Whether this UID is the hash of a static pod.
     pub is_static: bool,

@@ -29,7 +29,7 @@ pub struct GpuState {
     pub left_out: u32,
     /// Memory that was in use when the process list was made.
     pub listed_memory: Reading<Bytes>,
-    /// The processes that use it, from the last list that was read.
+    /// The processes that use the GPU, from the last list that was read.
     pub occupants: Occupants,
     /// The last XID.
     pub last_xid: Option<Xid>,

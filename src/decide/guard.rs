@@ -5,7 +5,7 @@ use model::guard::{AdmissionPolicy, PolicyGuard};
 /// The answer to a dry-run write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TriedWrite {
-    /// The API server accepts it.
+    /// The API server accepts the write.
     Passes,
     /// This policy refuses it.
     RefusedBy(AdmissionPolicy),

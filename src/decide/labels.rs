@@ -23,7 +23,7 @@ pub struct PresentLabel {
     pub value: String,
     /// Whether this agent wrote it.
     pub ours: bool,
-    /// Whether another program wrote it. If both wrote the same value, `ours` is true too.
+    /// Whether another program wrote the label. If both wrote the same value, `ours` is true too.
     pub others: bool,
 }
 

@@ -152,7 +152,7 @@ fn by_claims(gpu: &GpuView, holders: &[&PodUid], plugin: Option<&PluginView>) ->
 struct Claimed {
     /// Percent of the GPU's SM time.
     cores: u64,
-    /// Bytes of its memory.
+    /// Bytes of the GPU's memory.
     memory: u64,
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct WakePace {
 struct PodPace {
     /// The last wake.
     woken: Monotonic,
-    /// The pause after it.
+    /// The pause after the last wake.
     pause: Duration,
     /// Whether the wake has led to nothing yet.
     is_open: bool,

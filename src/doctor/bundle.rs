@@ -57,7 +57,7 @@ pub(crate) struct BundleOptions {
     pub(crate) file: PathBuf,
     /// A pod that the report is about.
     pub(crate) pod: Option<PodRef>,
-    /// The name of the scheduler that is to place it.
+    /// The name of the scheduler that is to place the pod.
     pub(crate) scheduler: String,
     /// The namespace of gpu-steward; if `None`, its pods and its Lease show it.
     pub(crate) namespace: Option<String>,

@@ -50,7 +50,7 @@ pub(crate) struct Finding {
     pub(crate) verdict: Verdict,
     /// A sentence.
     pub(crate) what: String,
-    /// The facts that show it.
+    /// The facts that show the finding.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) evidence: Vec<String>,
     /// What to do, one step in each line.

@@ -114,7 +114,7 @@ impl Leader {
         Ok(Leader { http, host: format!("localhost:{port}"), name: place.to_string(), port: Some(forwarded) })
     }
 
-    /// Checks that it leads.
+    /// Checks that the extender leads.
     async fn leads(&mut self) -> Seen<()> {
         let (status, body) = self.get("/leadz").await?;
         if status == StatusCode::OK { Ok(()) } else { Err(self.refused(status, &body)) }

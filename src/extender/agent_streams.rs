@@ -90,7 +90,7 @@ struct Served {
     /// How many messages in a row were delayed.
     over: u32,
     sent: Option<(LeaderView, Instant)>,
-    /// The signals that end or wake it.
+    /// The signals that end or wake the stream.
     signals: Arc<StreamSignals>,
     term: CancellationToken,
 }

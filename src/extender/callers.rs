@@ -50,7 +50,7 @@ pub(super) enum Caller {
 /// The agent of a Node, as its token identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AgentIdentity {
-    /// The Node for which it speaks.
+    /// The Node for which the agent speaks.
     pub(super) node: (NodeName, ObjectUid),
     /// The agent's pod; `None` for an agent outside a pod.
     pub(super) pod: Option<PodUid>,

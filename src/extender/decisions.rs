@@ -22,7 +22,7 @@ pub(super) struct Decision {
     pub(super) at: WallTime,
     pub(super) uid: PodUid,
     pub(super) pod: PodRef,
-    /// The call that it answers.
+    /// The call that the decision answers.
     pub(super) verb: DecisionVerb,
     /// The result in one sentence.
     pub(super) result: String,

@@ -24,7 +24,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 pub(super) struct TlsPort {
     /// The port's name in the log and in `/readyz`, with the setting that opens it.
     pub(super) name: &'static str,
-    /// The clients that cannot connect while it has no certificate.
+    /// The clients that cannot connect while the port has no certificate.
     pub(super) callers: &'static str,
     /// The DNS names that these clients expect in the certificate.
     pub(super) dns_names: Vec<String>,

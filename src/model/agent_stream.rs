@@ -78,7 +78,7 @@ pub struct ReportedGpu {
     pub processes: ReportedReading<u32>,
     /// The GPU's utilisation in percent. A report is never sent because of it.
     pub utilization: ReportedReading<u32>,
-    /// The users of most of its memory without a claim, at most [`MAX_REPORTED_USERS`]; for people, and never a reason for a report.
+    /// The users of most GPU memory without a claim, at most [`MAX_REPORTED_USERS`]; for people, and never a reason for a report.
     pub users: Box<[MemoryUser]>,
 }
 
@@ -96,7 +96,7 @@ pub struct MemoryUser {
 pub struct ReportedUse {
     /// Number of processes.
     pub processes: u32,
-    /// Memory that they hold.
+    /// Memory that the processes hold.
     pub memory_used: ReportedReading<Bytes>,
 }
 
@@ -331,7 +331,7 @@ impl ReportedPod {
         self.uses.iter().fold(0, |sum, (_, one)| sum.saturating_add(one.processes))
     }
 
-    /// The devices of which it uses another amount of memory than `sent` says.
+    /// The devices of which the pod uses another amount of memory than `sent` says.
     fn uses_beyond_band<'a>(&'a self, sent: Option<&ReportedPod>) -> impl Iterator<Item = &'a GpuUuid> {
         let before = move |device: &GpuUuid| sent.and_then(|sent| sent.uses.get(device));
         let differs = move |(device, now): &(&GpuUuid, &ReportedUse)| {

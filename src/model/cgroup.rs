@@ -42,7 +42,7 @@ pub enum CgroupKind {
     /// A container of a pod, or a container without a pod (Docker, Podman). A pod's sandbox also counts as a container
     /// until a name source identifies it.
     Container {
-        /// The pod that it belongs to.
+        /// The pod that the container belongs to.
         pod: Option<(PodUid, Qos)>,
         /// The container.
         id: ContainerId,
@@ -117,9 +117,9 @@ pub struct CgroupSample {
     pub cpu_system: Reading<Nanos>,
     /// CFS enforcement periods in which the cgroup had something to run.
     pub cfs_periods: Reading<Count>,
-    /// CFS periods in which it reached its quota.
+    /// CFS periods in which the cgroup reached its quota.
     pub cfs_throttled_periods: Reading<Count>,
-    /// Time that it was throttled until the next period.
+    /// Time that the cgroup was throttled until the next period.
     pub cfs_throttled: Reading<Nanos>,
     /// CPU limit in cores (quota divided by period); `Measured(None)` when there is no limit.
     pub cpu_limit: Reading<Option<f64>>,

@@ -131,9 +131,9 @@ pub enum MisalignedClaim {
     Count {
         /// The container's index among the pod's containers, init containers first, from 0.
         container: usize,
-        /// GPUs that it requests.
+        /// GPUs that the container requests.
         requested: u32,
-        /// Device shares that it has.
+        /// Device shares that the container has.
         given: usize,
     },
 }
@@ -205,7 +205,7 @@ pub enum BindPhase {
 pub struct NodeLock {
     /// When the lock was taken.
     pub at: WallTime,
-    /// The pod for which it was taken; older schedulers do not write it.
+    /// The pod for which the lock was taken; older schedulers do not write it.
     pub owner: Option<PodRef>,
 }
 

@@ -51,7 +51,7 @@ pub struct NodeFacts {
     pub register: Result<Vec<RegisteredGpu>, Arc<str>>,
     /// The devices that an operator cordoned.
     pub cordoned: BTreeSet<GpuUuid>,
-    /// The time in its handshake; `None` if it has no handshake, or the handshake is not a Unix time.
+    /// The time in the Node's handshake; `None` if it has no handshake, or the handshake is not a Unix time.
     pub handshake: Option<WallTime>,
     /// What the Node says is taken of its GPUs.
     pub assumed: Option<Arc<str>>,

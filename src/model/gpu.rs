@@ -118,7 +118,7 @@ pub struct UnidentifiedGpu {
     pub index: u32,
     /// PCI address, as the kernel driver spells it (`0000:65:00.0`), if only one place is possible.
     pub pci_bus_id: Reading<Arc<str>>,
-    /// The reason why it cannot be identified.
+    /// The reason why the GPU cannot be identified.
     pub why: Absence,
 }
 
@@ -128,11 +128,11 @@ pub struct UnidentifiedGpu {
 pub struct MissingGpu {
     /// PCI address, as the kernel spells it (`0000:65:00.0`).
     pub pci_bus_id: Arc<str>,
-    /// Whether the PCI bus has it.
+    /// Whether the PCI bus has the GPU.
     pub on_bus: bool,
-    /// Whether the kernel's driver serves it.
+    /// Whether the kernel's driver serves the GPU.
     pub in_driver: bool,
-    /// The kernel driver to which it is bound, if any.
+    /// The kernel driver to which the GPU is bound, if any.
     pub bound_to: Option<Arc<str>>,
 }
 
@@ -195,7 +195,7 @@ pub struct MigInstance {
 }
 
 impl MigInstance {
-    /// The profile of its GPU instance: `2g.20gb+me` for a compute instance `1c.2g.20gb+me`.
+    /// The profile of the GPU instance: `2g.20gb+me` for a compute instance `1c.2g.20gb+me`.
     #[must_use]
     pub fn gpu_profile(&self) -> &str {
         match self.profile.split_once('.') {
@@ -303,7 +303,7 @@ readings! {
         pub nvlink_bytes: Reading<Bytes>,
         /// Counters of the profiling unit (Hopper and later).
         pub gpm: GpmSample,
-        /// The samples of its MIG instances.
+        /// The samples of the GPU's MIG instances.
         pub mig: Vec<MigSample>,
         /// Readings that change rarely: PCIe slot, retired pages, links, fabric.
         pub hardware: HardwareState,
@@ -530,7 +530,7 @@ pub struct Xid {
     pub pod: Option<PodUid>,
     /// When the agent received it.
     pub at: Monotonic,
-    /// The source that reported it first.
+    /// The source that reported the error first.
     pub source: XidSource,
 }
 

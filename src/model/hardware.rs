@@ -192,7 +192,7 @@ pub struct Fabric {
 /// `NVML_GPU_FABRIC_STATE_…`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FabricState {
-    /// The fabric manager has not registered it: CUDA does not start.
+    /// The fabric manager has not registered the GPU: CUDA does not start.
     #[default]
     NotStarted,
     /// The registration is in progress.

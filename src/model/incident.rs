@@ -59,7 +59,7 @@ pub struct KeptIncidents {
     pub last: Monotonic,
     /// Counters at that time, while a reset is required.
     pub awaits: Option<CounterMarks>,
-    /// The load of the driver in which it happened, if it is known.
+    /// The load of the driver in which the incident happened, if it is known.
     pub driver_load: Option<u64>,
 }
 

@@ -27,7 +27,7 @@ pub trait RealtimeDevices {
     /// The family's name.
     fn family(&self) -> &'static str;
 
-    /// Whether requests for its devices are checked against their use.
+    /// Whether requests for the family's devices are checked against their use.
     fn is_realtime_check_enabled(&self) -> bool {
         false
     }

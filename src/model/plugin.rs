@@ -110,9 +110,9 @@ pub struct DeviceSlots {
     pub claims: u32,
     /// Whether the device is fit for new containers.
     pub healthy: bool,
-    /// Whether an operator has cordoned it, so that it gets no new containers.
+    /// Whether an operator has cordoned the device, so that it gets no new containers.
     pub cordoned: bool,
-    /// Whether another owner holds it, so that it gets no new containers: a pod got it from another plugin, or has a claim
+    /// Whether another owner holds the device, so that it gets no new containers: a pod got it from another plugin, or has a claim
     /// that cannot be mapped to a device.
     pub taken: bool,
 }
@@ -124,7 +124,7 @@ pub struct PodFiles {
     pub uid: PodUid,
     /// Namespace and name.
     pub pod: PodRef,
-    /// Disk space that they take.
+    /// Disk space that the files take.
     pub bytes: Bytes,
     /// Number of files and folders.
     pub files: u64,

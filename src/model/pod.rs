@@ -86,13 +86,13 @@ pub struct Pod {
     pub request: Option<Box<PlacementRequest>>,
     /// Whether the pod has scheduling gates: no scheduler may place it before they are removed.
     pub gated: bool,
-    /// The group of pods with which it is to be placed together, in its namespace.
+    /// The group of pods with which the pod is to be placed together, in its namespace.
     pub gang: Option<Arc<str>>,
     /// Whether the pod prefers some nodes: by preferred node or pod affinity, or by a soft topology spread constraint.
     pub prefers_nodes: bool,
     /// Whether the pod uses the node's network namespace.
     pub host_network: bool,
-    /// The runtime class that its author chose: its runtime can differ from the runtime of the node's other pods.
+    /// The runtime class that the pod's author chose: its runtime can differ from the runtime of the node's other pods.
     pub runtime_class: Option<Arc<str>>,
     /// Restart policy of the pod's containers.
     pub restart: Option<RestartPolicy>,

@@ -50,9 +50,9 @@ pub struct GpuProcess {
     pub owner: ProcessOwner,
     /// How the process uses the GPU.
     pub kind: GpuProcessKind,
-    /// The MIG instance that it runs on.
+    /// The MIG instance that the process runs on.
     pub mig: Option<GpuUuid>,
-    /// Device memory that it holds.
+    /// Device memory that the process holds.
     pub memory_used: Reading<Bytes>,
     /// SM use: the mean since the last list, weighted by time. The sum over the GPU's processes is at most what the GPU
     /// reports for itself. An idle process has 0, because the driver keeps no sample of a process that did nothing. If
@@ -96,9 +96,9 @@ pub struct HostProcess {
     pub rss: Bytes,
     /// Threads.
     pub threads: Count,
-    /// Bytes that it read from storage.
+    /// Bytes that the process read from storage.
     pub read_bytes: Reading<Bytes>,
-    /// Bytes that it wrote to storage.
+    /// Bytes that the process wrote to storage.
     pub write_bytes: Reading<Bytes>,
     /// When the values were read.
     pub at: Monotonic,

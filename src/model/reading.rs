@@ -261,7 +261,7 @@ impl<T> Reading<T> {
         }
     }
 
-    /// The reason why it is absent, if it is.
+    /// The reason why the reading is absent, if it is.
     pub fn absence(&self) -> Option<Absence> {
         match self {
             Reading::Measured(..) => None,

@@ -26,7 +26,7 @@ pub struct RegisteredGpu {
     pub mode: Arc<str>,
     /// Whether new containers may be placed on it.
     pub healthy: bool,
-    /// The MIG profiles that can be created on it, if it is shared by MIG.
+    /// The MIG profiles that can be created on the GPU, if it is shared by MIG.
     pub mig_profiles: Vec<MigProfile>,
 }
 
@@ -39,9 +39,9 @@ pub struct MigProfile {
     pub memory: Mib,
     /// The instance's percentage of the SM time.
     pub cores: CorePercent,
-    /// Number of compute slices that it takes.
+    /// Number of compute slices that the instance takes.
     pub slices: u32,
-    /// The placements at which it can be created.
+    /// The placements at which the instance can be created.
     pub placements: Vec<MigPlacement>,
 }
 

@@ -107,7 +107,7 @@ pub struct GpuView {
     pub sample: Arc<GpuSample>,
     /// The GPU's health.
     pub health: GpuHealth,
-    /// The reasons why it gets no new containers, if there are any, and when they end.
+    /// The reasons why the GPU gets no new containers, if there are any, and when they end.
     pub condition: GpuCondition,
     /// The GPU's processes, or the reason why they are not known.
     pub processes: Reading<Arc<[GpuProcess]>>,
@@ -117,7 +117,7 @@ pub struct GpuView {
     pub holders: Vec<PodUid>,
     /// The pods whose names its values and its GPU instances' values can carry.
     pub sole_holders: SoleHolders,
-    /// Number of processes on it that belong to no pod: host processes, processes of containers without a pod, and
+    /// Number of processes on the GPU that belong to no pod: host processes, processes of containers without a pod, and
     /// processes without a known owner.
     pub strangers: u32,
     /// Bytes per second over all NVLinks, sent and received, between the last two readings of their counters.
@@ -220,7 +220,7 @@ pub struct PodView {
     pub qos: Option<Qos>,
     /// The pod's own cgroup.
     pub cgroup: Option<Arc<CgroupIdentity>>,
-    /// The last sample of its cgroup.
+    /// The last sample of the pod's cgroup.
     pub sample: CgroupSample,
     /// Rates, from its samples.
     pub rates: ContainerRates,
@@ -245,7 +245,7 @@ pub struct ContainerView {
     pub sandbox: bool,
     /// Image, once a source has reported it.
     pub image: Option<Arc<str>>,
-    /// The last sample of its cgroup.
+    /// The last sample of the container's cgroup.
     pub sample: CgroupSample,
     /// Rates, from its samples.
     pub rates: ContainerRates,
@@ -253,9 +253,9 @@ pub struct ContainerView {
     pub network: Reading<NetworkSample>,
     /// How much of each GPU its processes use.
     pub gpus: Vec<GpuUse>,
-    /// Device ids that it holds according to the kubelet.
+    /// Device ids that the container holds according to the kubelet.
     pub devices: Vec<Arc<str>>,
-    /// GPUs and MIG instances that it holds: the devices of its claim, or, without a claim, of the kubelet's ids. If the
+    /// GPUs and MIG instances that the container holds: the devices of its claim, or, without a claim, of the kubelet's ids. If the
     /// two differ, the container got the devices of its claim.
     pub holds: Vec<GpuUuid>,
 }
@@ -297,9 +297,9 @@ pub struct OverUse {
     pub pod: PodUid,
     /// The GPU or MIG instance.
     pub device: GpuUuid,
-    /// Memory that it claims.
+    /// Memory that the pod claims.
     pub claimed: Bytes,
-    /// Memory that it holds.
+    /// Memory that the pod holds.
     pub used: Reading<Bytes>,
     /// How long the over-use has lasted, in measured time.
     pub lasted: Duration,

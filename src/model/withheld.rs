@@ -9,9 +9,9 @@ use std::fmt;
 /// The reason why a device is not offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WithheldReason {
-    /// The driver does not report the number of its device node, without which no container can open it.
+    /// The driver does not report the number of the GPU's device node, without which no container can open the GPU.
     NoDeviceNode(Absence),
-    /// The driver does not report how much memory it has.
+    /// The driver does not report how much memory the device has.
     NoMemorySize(Absence),
     /// It is not known whether the GPU is divided into MIG instances.
     MigUnknown(Absence),

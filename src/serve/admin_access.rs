@@ -16,7 +16,7 @@ const MAX_TOKEN: u64 = 4096;
 pub struct AdminSettings {
     /// `None`: there is no admin port.
     pub listen: Option<SocketAddr>,
-    /// Certificates with which it serves HTTPS.
+    /// Certificates with which the port serves HTTPS.
     pub tls: Option<Tls>,
     /// The token that every caller needs.
     pub token_file: Option<PathBuf>,

@@ -112,7 +112,7 @@ type Ending = (Exit, Preparation);
 pub struct DrainFirst {
     /// Cancelled to end the part.
     pub closing: CancellationToken,
-    /// The part cancels it when it has ended.
+    /// Cancelled by the part when it has ended.
     pub closed: CancellationToken,
 }
 

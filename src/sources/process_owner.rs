@@ -51,7 +51,7 @@ pub struct IdentifiedProcess {
     pub key: ProcessKey,
     /// `comm`.
     pub command: Arc<str>,
-    /// The container that it belongs to, or the host.
+    /// The container that the process belongs to, or the host.
     pub owner: ProcessOwner,
 }
 

@@ -29,9 +29,9 @@ const KUBELET: &str = "kubelet.sock";
 pub struct RivalPlugin {
     /// The plugin's socket.
     pub socket: PathBuf,
-    /// The id of its process, if the kernel reports it.
+    /// The id of the plugin's process, if the kernel reports it.
     pub pid: Option<i32>,
-    /// The number of devices that it lists.
+    /// The number of devices that the plugin lists.
     pub devices: usize,
     /// One of its devices.
     pub example: String,

@@ -29,7 +29,7 @@ pub(crate) struct SourceName {
     pub(crate) lost: &'static str,
     /// What to do if the source does exist.
     pub(crate) advice: &'static str,
-    /// The counter of its failures.
+    /// The counter of the source's failures.
     pub(crate) counter: Option<ErrorCounter>,
     /// Whether a setting names the source, or it has existed before. Then its absence is a failure.
     pub(crate) required: bool,

@@ -20,14 +20,14 @@ pub struct DescribedEvent {
     pub note: String,
     /// Whether the event is a warning.
     pub warning: bool,
-    /// The program that wrote it.
+    /// The program that wrote the event.
     pub from: String,
     /// When the event was last seen; `None` if it has no time that can be read.
     #[serde(serialize_with = "time")]
     pub at: Option<WallTime>,
     /// How often the event was seen.
     pub count: u32,
-    /// The object that it is about: `Pod ml/train-0`.
+    /// The object that the event is about: `Pod ml/train-0`.
     pub about: String,
 }
 

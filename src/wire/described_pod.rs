@@ -22,11 +22,11 @@ pub struct DescribedPod {
     pub name: String,
     /// The UID at the API server.
     pub uid: String,
-    /// The service account that it runs under.
+    /// The service account that the pod runs under.
     pub account: String,
-    /// The scheduler that is to place it.
+    /// The scheduler that is to place the pod.
     pub scheduler: String,
-    /// The node that it is bound to; empty without a node.
+    /// The node that the pod is bound to; empty without a node.
     pub node: String,
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     pub phase: String,
@@ -36,7 +36,7 @@ pub struct DescribedPod {
     pub message: String,
     /// Whether the pod's deletion was requested.
     pub deleting: bool,
-    /// The names of its scheduling gates.
+    /// The names of the pod's scheduling gates.
     pub gates: Vec<String>,
     /// What kube-scheduler says about a pod that it has not placed: the condition `PodScheduled` with the status `False`.
     pub unscheduled: Option<(String, String)>,

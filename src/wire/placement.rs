@@ -77,7 +77,7 @@ pub enum BadPlacementRequest {
          Kubernetes allows {MAX_ANNOTATION} bytes in all; make them shorter"
     )]
     NoRoom {
-        /// Bytes of its annotations.
+        /// Bytes of the pod's annotations.
         bytes: u32,
         /// Maximum number of bytes.
         most: usize,
@@ -92,7 +92,7 @@ pub enum BadPlacementRequest {
     LargeObject {
         /// Bytes of the object.
         bytes: u32,
-        /// Bytes that its status may need.
+        /// Bytes that the pod's status may need.
         status_bytes: u32,
     },
     /// Some annotations were not read, and may contain a condition of the pod.

@@ -496,7 +496,7 @@ struct SelectedEntries<T, F, S> {
 /// The size of a value, which is not kept itself.
 #[derive(Clone, Copy, Default)]
 struct ValueSize {
-    /// Bytes of its texts, keys included.
+    /// Bytes of the value's texts, keys included.
     text: usize,
     /// Number of the value's texts, keys included, and of its numbers.
     parts: usize,

@@ -19,7 +19,7 @@ pub const MAX_BYTES: usize = 1 << 20;
 pub struct JournalLine {
     /// The ticket.
     pub ticket: Ticket,
-    /// The slot ids that it stands for.
+    /// The slot ids that the ticket stands for.
     pub ids: Vec<Arc<str>>,
     /// The line as it is in the file.
     pub text: String,

@@ -44,9 +44,9 @@ pub enum TokenAlgorithm {
 /// A token before its signature is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UncheckedToken {
-    /// The algorithm in its header.
+    /// The algorithm in the token's header.
     pub algorithm: TokenAlgorithm,
-    /// The key id in its header, if the header has a key id.
+    /// The key id in the token's header, if the header has a key id.
     pub key: Option<Arc<str>>,
     /// The signed bytes.
     pub signed: Vec<u8>,
@@ -61,11 +61,11 @@ pub struct UncheckedToken {
 pub struct TokenClaims {
     /// The issuer.
     pub issuer: Arc<str>,
-    /// The audiences that may accept it.
+    /// The audiences that may accept the token.
     pub audiences: Vec<Arc<str>>,
-    /// The time from which it is no longer valid.
+    /// The time from which the token is no longer valid.
     pub expires: u64,
-    /// The time before which it is not valid yet.
+    /// The time before which the token is not valid yet.
     pub not_before: u64,
     /// The account: `system:serviceaccount:NAMESPACE:NAME`.
     pub subject: Arc<str>,

@@ -29,7 +29,7 @@ pub enum WebSocketOpcode {
 pub struct WebSocketFrame<'a> {
     /// The frame's meaning.
     pub opcode: WebSocketOpcode,
-    /// Whether the message ends with it.
+    /// Whether the message ends with the frame.
     pub ends: bool,
     /// The frame's payload.
     pub payload: &'a [u8],

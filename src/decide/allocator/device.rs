@@ -12,7 +12,7 @@ pub struct SharedDevice {
     pub device: GpuUuid,
     /// The GPU of a MIG instance.
     pub parent: Option<GpuUuid>,
-    /// The index that NVML gives it.
+    /// The index that NVML gives the device.
     pub index: u32,
     /// The `N` of the GPU's `/dev/nvidiaN`.
     pub minor: Option<u32>,

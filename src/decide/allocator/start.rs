@@ -25,7 +25,7 @@ pub struct BoundContainer {
     pub limits: ContainerLimits,
     /// Whether the kubelet's slots are on other devices than the claim names.
     pub differs: bool,
-    /// Whether an earlier release gave it its devices in the answer to `Allocate`.
+    /// Whether an earlier release gave the container its devices in the answer to `Allocate`.
     pub early: bool,
 }
 

@@ -179,7 +179,7 @@ impl fmt::Display for Closing {
 pub struct ClosingChange {
     /// The node.
     pub node: NodeName,
-    /// The UID of its Node; `None` if the Node is not known.
+    /// The UID of the Node; `None` if the Node is not known.
     pub uid: Option<ObjectUid>,
     /// Why the node is closed; `None` if it is open again.
     pub closed: Option<Closing>,

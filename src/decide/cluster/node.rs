@@ -99,7 +99,7 @@ impl NodeClaims {
         &self.name
     }
 
-    /// The UID of its Node; `None` while only pods name it.
+    /// The UID of the Node; `None` while only pods name the node.
     #[must_use]
     pub fn uid(&self) -> Option<&ObjectUid> {
         self.uid.as_ref()

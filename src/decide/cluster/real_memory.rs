@@ -22,7 +22,7 @@ pub struct UsageChange {
     pub node: NodeName,
     /// The GPU or MIG instance.
     pub device: GpuUuid,
-    /// Sum of the claims on it.
+    /// Sum of the claims on the device.
     pub claimed: Bytes,
     /// Memory in use.
     pub used: Bytes,
@@ -53,7 +53,7 @@ pub struct FailedCheck {
     pub total: Bytes,
     /// What is known of the memory beyond the claims.
     pub beyond: BeyondClaims,
-    /// The users of most of its memory without a claim. Only operators may see them.
+    /// The users of most of the GPU's memory without a claim. Only operators may see them.
     pub users: Box<[MemoryUser]>,
 }
 

@@ -130,7 +130,7 @@ pub(super) struct Wakes {
 struct SeenNode {
     name: NodeName,
     numbers: VersionNumbers,
-    /// The number of the look that has found its newest change.
+    /// The number of the look that has found the node's newest change.
     at: u64,
     /// Whether the node has changed and was not compared since.
     is_fresh: bool,

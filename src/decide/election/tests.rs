@@ -151,7 +151,7 @@ fn times_that_would_let_two_processes_lead_are_refused() {
 /// One process with its own clock, and the request that it waits for.
 struct Process {
     elector: Elector,
-    /// The rate of its clock, in percent.
+    /// The rate of the process's clock, in percent.
     rate: u64,
     waits: Option<Waits>,
     next_try: Monotonic,

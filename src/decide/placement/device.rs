@@ -47,7 +47,7 @@ pub enum DeviceFitness {
     Fit,
     /// The device is unhealthy.
     Unhealthy,
-    /// An operator cordoned it.
+    /// An operator cordoned the device.
     Cordoned,
     /// Processes of a pod without a claim use it.
     InUse,

@@ -28,9 +28,9 @@ pub struct ReportedMemory {
 /// A pod with a claim on the GPU, or with processes on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimedUse {
-    /// Bytes that it claims.
+    /// Bytes that the pod claims.
     pub claimed: u64,
-    /// Bytes that its processes used when the newest list was made; `None` if not known.
+    /// Bytes that the pod's processes used when the newest list was made; `None` if not known.
     pub used: Option<u64>,
 }
 

@@ -62,7 +62,7 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodSeen {
     pub(crate) described: DescribedPod,
-    /// The GPUs that it requests, in words; `None` for none. The error says why the request cannot be read.
+    /// The GPUs that the pod requests, in words; `None` for none. The error says why the request cannot be read.
     pub(crate) request: Result<Option<String>, String>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct PodFacts {
     pub(crate) name: String,
     /// `Err(None)` if there is no such pod.
     pub(crate) pod: Result<PodSeen, Option<Blind>>,
-    /// The events about it, the newest first.
+    /// The events about the pod, the newest first.
     pub(crate) events: Seen<Vec<DescribedEvent>>,
     /// The name of the scheduler that asks the extender.
     pub(crate) scheduler: String,

@@ -68,7 +68,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Whether the client has given it up.
+    /// Whether the client has given the watch up.
     pub(super) fn is_given_up(&self) -> bool {
         self.sender.is_closed()
     }

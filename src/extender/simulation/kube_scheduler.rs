@@ -43,7 +43,7 @@ pub(super) struct QueuedPod {
     pause: u64,
     /// No node fitted it, and no event has come since.
     waits: bool,
-    /// The number of the newest event when it was tried last.
+    /// The number of the newest event when the pod was tried last.
     tried: u64,
     /// The number of the newest change of itself.
     changed: u64,
@@ -120,7 +120,7 @@ pub(super) enum Asked {
 #[derive(Debug, Default)]
 pub(super) struct KubeScheduler {
     version: u64,
-    /// The newest version of Nodes that it has seen.
+    /// The newest version of Nodes that the scheduler has seen.
     nodes: u64,
     listed: bool,
     /// The number of devices of each machine.
@@ -131,7 +131,7 @@ pub(super) struct KubeScheduler {
     pub(super) queue: BTreeMap<PodUid, QueuedPod>,
     /// The pods that are bound and have not ended.
     pub(super) bound: BTreeMap<PodUid, Arc<SimPod>>,
-    /// The node and the slots of each pod that it expects to be bound.
+    /// The node and the slots of each pod that the scheduler expects to be bound.
     assumed: BTreeMap<PodUid, (String, u64)>,
     cycle: Option<Cycle>,
     held: BTreeMap<PodUid, HeldPod>,

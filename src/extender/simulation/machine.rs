@@ -78,7 +78,7 @@ impl Admitted {
         !self.holds.is_empty() && self.pod.uid.as_str().bytes().map(u32::from).sum::<u32>() % 2 == 0
     }
 
-    /// The GPUs on which it has processes while it runs, or may start processes.
+    /// The GPUs on which the pod has processes while it runs, or may start processes.
     pub(super) fn gpus(&self) -> Vec<GpuUuid> {
         self.holds.keys().chain(&self.uses).cloned().collect()
     }

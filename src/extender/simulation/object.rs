@@ -132,12 +132,12 @@ impl SimPod {
         self.hash.as_ref().unwrap_or(&self.uid)
     }
 
-    /// Whether kube-scheduler asks the extender about it.
+    /// Whether kube-scheduler asks the extender about the pod.
     pub(super) fn is_managed(&self) -> bool {
         self.shape.iter().any(|container| container.gpus > 0 || container.mib > 0)
     }
 
-    /// Whether an extender runs in it.
+    /// Whether an extender runs in the pod.
     pub(super) fn is_extender(&self) -> bool {
         self.shape.is_empty()
     }

@@ -171,7 +171,7 @@ impl Process {
         }
     }
 
-    /// The wall clock of its machine jumps.
+    /// The wall clock of the process's machine jumps.
     pub(super) fn wall_jumps(&mut self, to: u64) {
         self.now.wall = WallTime(to);
     }
@@ -237,7 +237,7 @@ impl Process {
         self.with_clock(|process| process.extender.leadership.decides())
     }
 
-    /// The time of its clock since boot.
+    /// The time of the process's clock since boot.
     pub(super) fn monotonic(&self) -> Monotonic {
         self.now.monotonic
     }

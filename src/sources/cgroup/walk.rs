@@ -52,7 +52,7 @@ struct Directory {
     below: Below,
     /// The link count when the directory was last listed; `None` makes the next walk list it.
     links: Option<DirectoryLinks>,
-    /// The open directory above it.
+    /// The open directory above this directory.
     above: Option<Arc<OwnedFd>>,
     /// This directory, held open for the directories in it.
     held: Option<Arc<OwnedFd>>,

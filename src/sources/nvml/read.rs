@@ -210,7 +210,7 @@ pub(super) mod driven {
         pub(in crate::nvml) name: (&'static str, &'static str),
         /// The reading is absent if all of these calls fail.
         pub(in crate::nvml) calls: &'static [&'static str],
-        /// The numbers of the fake driver that give it `value`.
+        /// The numbers of the fake driver that give the reading `value`.
         pub(in crate::nvml) numbers: &'static [(Q, f64)],
         /// The value that the agent reads, in base units.
         pub(in crate::nvml) value: SampleValue,

@@ -18,7 +18,7 @@ pub(crate) struct Carried<const N: usize> {
 struct Member<const N: usize> {
     name: Box<[u8]>,
     last: [u64; N],
-    /// The last read in which it was present.
+    /// The last read in which the member was present.
     seen: u64,
 }
 

@@ -50,7 +50,7 @@ pub(super) struct SimulatedProcess {
     pub(super) process: IdentifiedProcess,
     /// The index of the GPU that it holds; `None` if it holds no GPU: such processes are spread over the GPUs.
     gpu: Option<usize>,
-    /// Maximum memory that it may use.
+    /// Maximum memory that the process may use.
     pub(super) memory: Option<Bytes>,
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn named(name: &str) -> Option<&'static Removed> {
 }
 
 impl Removed {
-    /// The name of its environment variable.
+    /// The name of the setting's environment variable.
     pub(crate) fn variable(&self) -> String {
         variable_of(self.name)
     }

@@ -17,11 +17,11 @@ pub struct BelievedNodeJson {
     /// Why the node takes no new claims; missing if it takes new claims.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,
-    /// Number of GPUs and MIG instances that it registers.
+    /// Number of GPUs and MIG instances that the node registers.
     pub gpus: usize,
     /// Number of these GPUs and MIG instances that may get new containers.
     pub gpus_fit: usize,
-    /// Sum of the slots of its devices.
+    /// Sum of the slots of the node's devices.
     pub slots: u64,
     /// Sum of the claimed slots.
     pub slots_claimed: u64,
@@ -31,7 +31,7 @@ pub struct BelievedNodeJson {
     pub memory_claimed_bytes: u64,
     /// Number of pods with a claim.
     pub claims: usize,
-    /// The stream of its agent; missing if the agent has never opened a stream to this leader.
+    /// The stream of the node's agent; missing if the agent has never opened a stream to this leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<AgentStreamJson>,
     /// Each GPU and MIG instance, ordered by index; only in an answer about one node.

@@ -21,7 +21,7 @@ pub struct DecisionJson {
     pub pod: String,
     /// UID of the pod.
     pub uid: String,
-    /// The call of kube-scheduler that it answers.
+    /// The call of kube-scheduler that the decision answers.
     pub verb: DecisionVerb,
     /// The decision in one sentence.
     pub result: String,

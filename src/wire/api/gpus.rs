@@ -81,7 +81,7 @@ pub struct GpuJson<R = ShownReadingsJson> {
     #[serde(default)]
     pub memory_kind: String,
     pub health: String,
-    /// The incidents for which it gets no new containers.
+    /// The incidents for which the GPU gets no new containers.
     #[serde(default)]
     pub incidents: Vec<IncidentJson>,
     /// Seconds until it gets new containers again, if no new incident occurs. Missing while a reading still shows an
@@ -107,13 +107,13 @@ pub struct GpuJson<R = ShownReadingsJson> {
     /// Pods with at least one process on it (as far as `processes` is known), and pods with a claim on it. A pod
     /// without a claim is listed if kubelet allocated the GPU to it.
     pub holders: Vec<GpuHolderJson>,
-    /// Number of processes on it that belong to no pod.
+    /// Number of processes on the GPU that belong to no pod.
     pub strangers: ReadingJson<u32>,
     /// Memory in use that is not attributed to a process of a pod.
     pub unattributed_memory_bytes: ReadingJson<u64>,
     /// SM use of the processes that belong to no pod.
     pub unattributed_sm_ratio: ReadingJson<f64>,
-    /// The processes on it.
+    /// The processes on the GPU.
     pub processes: ReadingJson<Vec<GpuProcessJson>>,
     /// Number of processes beyond the limit of the agent.
     pub processes_left_out: u32,

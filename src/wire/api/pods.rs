@@ -78,7 +78,7 @@ pub struct ContainerJson {
     pub network: ReadingJson<NetworkJson>,
     /// GPUs with processes of this container.
     pub gpus: Vec<GpuUseJson>,
-    /// Devices that it holds, as kubelet reports them.
+    /// Devices that the container holds, as kubelet reports them.
     pub devices: Vec<String>,
 }
 

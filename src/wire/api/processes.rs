@@ -44,7 +44,7 @@ pub struct ProcessesListing<'a> {
 pub struct ProcessRow<'a> {
     /// The process in `/proc` of the host.
     pub host: Option<&'a ProcessView>,
-    /// One entry for each GPU and MIG instance that it uses.
+    /// One entry for each GPU and MIG instance that the process uses.
     pub gpus: GpuEntries<'a>,
 }
 

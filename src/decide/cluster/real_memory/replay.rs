@@ -54,12 +54,12 @@ impl Numbers {
 struct RunningPod {
     request: PlacementRequest,
     since: usize,
-    /// The memory that it uses in the end, in MiB.
+    /// The memory that the pod uses in the end, in MiB.
     most: u64,
 }
 
 impl RunningPod {
-    /// The memory that it uses at this step, in MiB.
+    /// The memory that the pod uses at this step, in MiB.
     fn uses(&self, step: usize) -> u64 {
         let half = u64::try_from(LIVES / 2).unwrap();
         let age = u64::try_from(step - self.since).unwrap();

@@ -128,7 +128,7 @@ const fn case(
 }
 
 impl Case {
-    /// The readings that depend on its calls.
+    /// The readings that depend on the case's calls.
     fn reasons(&self, reports: &GpuReports<'_>) -> Vec<Named> {
         match self.reasons {
             Reasons::Shown => shown(reports, |calls| calls == self.calls),
