@@ -36,9 +36,9 @@ const MOST: usize = 8192;
 /// What a pod holds, by the last list that showed it alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodHolds {
-    /// No container of it got a GPU.
+    /// No container of the pod got a GPU.
     Nothing,
-    /// A container of it got GPUs: the devices of its claim, or an empty set if another device plugin gave them.
+    /// A container of the pod got GPUs: the devices of its claim, or an empty set if another device plugin gave them.
     Devices(BTreeSet<GpuUuid>),
 }
 

@@ -7,7 +7,7 @@ use model::guard::{AdmissionPolicy, PolicyGuard};
 pub enum TriedWrite {
     /// The API server accepts the write.
     Passes,
-    /// This policy refuses it.
+    /// This policy refuses the write.
     RefusedBy(AdmissionPolicy),
     /// Another error, which proves nothing about the policies.
     Unknown,

@@ -21,7 +21,7 @@ pub enum Labelling {
 pub struct PresentLabel {
     /// The label's value.
     pub value: String,
-    /// Whether this agent wrote it.
+    /// Whether this agent wrote the label.
     pub ours: bool,
     /// Whether another program wrote the label. If both wrote the same value, `ours` is true too.
     pub others: bool,

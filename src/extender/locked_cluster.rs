@@ -84,7 +84,7 @@ type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>, ShownWait);
 enum ShownWait {
     /// The pod waits for this scheduler.
     Waits(Box<PlacementRequest>),
-    /// No scheduler may place it.
+    /// No scheduler may place the pod.
     No,
     /// The pod has a node, another scheduler is to place it, or the pod watch does not show its request.
     OfOthers,

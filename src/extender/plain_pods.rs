@@ -24,7 +24,7 @@ pub(super) struct PlainPod {
 #[derive(Debug, Default)]
 pub(super) struct PlainPods {
     pods: HashMap<PodUid, PlainPod>,
-    /// The order of their last filter calls, oldest first.
+    /// The order of the pods' last filter calls, oldest first.
     order: BTreeSet<(Monotonic, PodUid)>,
 }
 

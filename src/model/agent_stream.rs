@@ -146,7 +146,7 @@ impl ReportedUses {
 pub struct ReportedPod {
     /// How far the pod's start has come.
     pub stage: PodStage,
-    /// Whether a container of it exists or is starting: then it may start a process on a GPU at any moment.
+    /// Whether a container of the pod exists or is starting: then it may start a process on a GPU at any moment.
     pub has_containers: bool,
     /// What the pod's processes use. A pod that is gone also has an entry, maybe without a process, for each device that it claimed.
     pub uses: ReportedUses,
@@ -157,7 +157,7 @@ pub struct ReportedPod {
 pub struct AgentReport {
     /// The node.
     pub node: NodeName,
-    /// Whether new pods may be bound to it.
+    /// Whether new pods may be bound to the node.
     pub phase: AgentPhase,
     /// Whether the agent refuses to start pods that have no claim.
     pub refuses_unclaimed: bool,

@@ -8,7 +8,7 @@ use crate::unit::Bytes;
 pub struct AssumedDevice {
     /// The device.
     pub device: GpuUuid,
-    /// Containers that share it.
+    /// Containers that share the device.
     pub containers: u64,
     /// Claimed memory.
     pub memory: Bytes,

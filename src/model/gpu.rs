@@ -182,7 +182,7 @@ impl MissingGpu {
 pub struct MigInstance {
     /// The UUID, `MIG-…`.
     pub uuid: GpuUuid,
-    /// Index among the devices of its parent.
+    /// Index among the devices of the instance's parent.
     pub index: u32,
     /// GPU instance id.
     pub gpu_instance: u32,
@@ -528,7 +528,7 @@ pub struct Xid {
     pub pid: Option<u32>,
     /// The pod of that process, looked up when the error is reported, because the process is often gone a moment later.
     pub pod: Option<PodUid>,
-    /// When the agent received it.
+    /// When the agent received the error.
     pub at: Monotonic,
     /// The source that reported the error first.
     pub source: XidSource,

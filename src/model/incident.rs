@@ -14,7 +14,7 @@ pub enum Incident {
     Silent(Absence),
     /// No core reading has succeeded for several rounds, for this reason.
     Unread(Absence),
-    /// Driver calls to it stalled several times in a short time.
+    /// Driver calls to the GPU stalled several times in a short time.
     Stalls,
     /// A fatal driver error, by its number in NVIDIA's catalogue.
     Xid(u32),
@@ -26,7 +26,7 @@ pub enum Incident {
     RemapPending,
     /// A memory row could not be remapped.
     RemapFailed,
-    /// NVML reports a recovery action for it.
+    /// NVML reports a recovery action for the GPU.
     Advised(RecoveryAction),
 }
 

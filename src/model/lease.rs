@@ -37,9 +37,9 @@ pub struct LeaseRecord {
     pub holder: Option<Arc<str>>,
     /// How long the Lease is valid after its last change was seen; whole seconds.
     pub duration: Duration,
-    /// When the holder took it.
+    /// When the holder took the Lease.
     pub acquired: Option<WallTime>,
-    /// When the holder renewed it last.
+    /// When the holder renewed the Lease last.
     pub renewed: Option<WallTime>,
     /// How often the holder has changed.
     pub transitions: u64,

@@ -204,7 +204,7 @@ pub enum GpuSourceState {
     Hanging,
     /// The agent has released the driver at the request of an operator. The known GPUs stay listed.
     Released {
-        /// The latest time at which the agent opens it again.
+        /// The latest time at which the agent opens the driver again.
         until: Monotonic,
     },
 }

@@ -101,9 +101,9 @@ pub struct PlacementRequest {
     pub created: Option<WallTime>,
     /// What the pod's containers request, init containers first.
     pub requests: Vec<ContainerRequest>,
-    /// Which GPUs it accepts.
+    /// Which GPUs the pod accepts.
     pub selection: GpuSelection,
-    /// Which nodes and GPUs it prefers.
+    /// Which nodes and GPUs the pod prefers.
     pub preference: PlacementPreference,
     /// The pod's priority: pods of higher priority may evict it.
     pub priority: i32,

@@ -106,7 +106,7 @@ pub struct DeviceSlots {
     pub unhealthy: u32,
     /// Slots that containers hold and that the agent reports as unhealthy.
     pub used_unhealthy: u32,
-    /// Number of pods that claim a share of it and have not ended.
+    /// Number of pods that claim a share of the device and have not ended.
     pub claims: u32,
     /// Whether the device is fit for new containers.
     pub healthy: bool,

@@ -133,9 +133,9 @@ pub enum PodPhase {
 /// When the kubelet restarts a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// Whenever it ends.
+    /// Whenever the container ends.
     Always,
-    /// When it ends with a failure.
+    /// When the container ends with a failure.
     OnFailure,
     /// Never.
     Never,
@@ -159,7 +159,7 @@ pub struct PodController {
 pub struct PodContainer {
     /// The container's name in the pod.
     pub name: Arc<str>,
-    /// The list of the pod's specification that it is in.
+    /// The list of the pod's specification that the container is in.
     pub kind: ContainerKind,
     /// The container's own restart policy, if it has one.
     pub restart: Option<RestartPolicy>,
@@ -195,7 +195,7 @@ pub enum ContainerKind {
 /// The state of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContainerState {
-    /// The kubelet has not reported it.
+    /// The kubelet has not reported the container.
     #[default]
     Unknown,
     /// Not started yet, or between two starts.

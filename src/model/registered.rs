@@ -12,7 +12,7 @@ pub struct RegisteredGpu {
     pub uuid: GpuUuid,
     /// NVML's index.
     pub index: u32,
-    /// Number of containers that may share it.
+    /// Number of containers that may share the GPU.
     pub slots: u32,
     /// Memory that the node offers: the GPU's memory times the memory scaling.
     pub memory: Mib,
@@ -24,7 +24,7 @@ pub struct RegisteredGpu {
     pub numa: u32,
     /// The sharing mode: `hami-core`, `mig`, or another mode that pods may request.
     pub mode: Arc<str>,
-    /// Whether new containers may be placed on it.
+    /// Whether new containers may be placed on the GPU.
     pub healthy: bool,
     /// The MIG profiles that can be created on the GPU, if it is shared by MIG.
     pub mig_profiles: Vec<MigProfile>,

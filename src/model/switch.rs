@@ -19,7 +19,7 @@ pub struct Sxid {
     pub fatal: bool,
     /// The number of the affected link on the switch, if the error names one.
     pub link: Option<u32>,
-    /// When the agent received it.
+    /// When the agent received the error.
     pub at: Monotonic,
 }
 

@@ -18,7 +18,7 @@ pub struct IssuedTicket {
     pub expected: Option<ContainerKey>,
     /// The container that holds the ticket, once the kubelet's checkpoint names it.
     pub holder: Option<ContainerKey>,
-    /// The device shares of its container, if they cannot be derived from the claim alone.
+    /// The device shares of the ticket's container, if they cannot be derived from the claim alone.
     pub given: Option<Vec<DeviceShare>>,
 }
 

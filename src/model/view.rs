@@ -113,9 +113,9 @@ pub struct GpuView {
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Number of processes beyond the bound.
     pub processes_left_out: u32,
-    /// Pods with at least one process on it, and pods to which the kubelet gave it.
+    /// Pods with at least one process on the GPU, and pods to which the kubelet gave it.
     pub holders: Vec<PodUid>,
-    /// The pods whose names its values and its GPU instances' values can carry.
+    /// The pods whose names the GPU's values and its GPU instances' values can carry.
     pub sole_holders: SoleHolders,
     /// Number of processes on the GPU that belong to no pod: host processes, processes of containers without a pod, and
     /// processes without a known owner.
@@ -157,7 +157,7 @@ pub struct SoleHolders {
 pub struct SoleHolder {
     /// The pod.
     pub pod: PodUid,
-    /// The name of the container that holds it; `None` if several containers of the pod hold it, or no source has
+    /// The name of the container that holds the device; `None` if several containers of the pod hold it, or no source has
     /// reported the name.
     pub container: Option<Arc<str>>,
 }
@@ -222,13 +222,13 @@ pub struct PodView {
     pub cgroup: Option<Arc<CgroupIdentity>>,
     /// The last sample of the pod's cgroup.
     pub sample: CgroupSample,
-    /// Rates, from its samples.
+    /// Rates, from the pod's samples.
     pub rates: ContainerRates,
     /// Network totals, or the reason why there are no totals.
     pub network: Reading<NetworkSample>,
     /// Containers, ordered by name, then id. The sandbox has no name and is marked as the sandbox.
     pub containers: Vec<ContainerView>,
-    /// How much of each GPU its processes use, ordered by GPU.
+    /// How much of each GPU the pod's processes use, ordered by GPU.
     pub gpus: Vec<GpuUse>,
 }
 
@@ -247,11 +247,11 @@ pub struct ContainerView {
     pub image: Option<Arc<str>>,
     /// The last sample of the container's cgroup.
     pub sample: CgroupSample,
-    /// Rates, from its samples.
+    /// Rates, from the container's samples.
     pub rates: ContainerRates,
     /// Network totals; a container of a pod shares the pod's network and shows no totals of its own.
     pub network: Reading<NetworkSample>,
-    /// How much of each GPU its processes use.
+    /// How much of each GPU the container's processes use.
     pub gpus: Vec<GpuUse>,
     /// Device ids that the container holds according to the kubelet.
     pub devices: Vec<Arc<str>>,

@@ -33,7 +33,7 @@ pub struct RivalPlugin {
     pub pid: Option<i32>,
     /// The number of devices that the plugin lists.
     pub devices: usize,
-    /// One of its devices.
+    /// One of the plugin's devices.
     pub example: String,
 }
 

@@ -200,7 +200,7 @@ struct AnswerParts {
     ours: bool,
     /// The UUIDs of GPUs and MIG instances, if the answer is another plugin's.
     gpus: Vec<Arc<str>>,
-    /// The minor numbers of the GPUs whose device nodes are in it, if the answer is another plugin's.
+    /// The minor numbers of the GPUs whose device nodes are in the answer, if another plugin gave it.
     nodes: Vec<u32>,
 }
 

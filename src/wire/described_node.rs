@@ -17,7 +17,7 @@ const HAMI: &str = "hami.io/";
 pub struct DescribedNode {
     /// The name.
     pub name: String,
-    /// Whether the kubelet reports it as ready; `None` if it has never reported.
+    /// Whether the kubelet reports the Node as ready; `None` if it has never reported.
     pub ready: Option<bool>,
     /// Why the Node is not ready, as the kubelet or the node controller says.
     pub why_not_ready: String,

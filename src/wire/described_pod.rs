@@ -40,7 +40,7 @@ pub struct DescribedPod {
     pub gates: Vec<String>,
     /// What kube-scheduler says about a pod that it has not placed: the condition `PodScheduled` with the status `False`.
     pub unscheduled: Option<(String, String)>,
-    /// Whether the kubelet reports it as ready.
+    /// Whether the kubelet reports the pod as ready.
     pub ready: bool,
     /// The pod's containers, init containers first.
     pub containers: Vec<DescribedContainer>,

@@ -56,7 +56,7 @@ pub enum BadPlacementRequest {
          into several pods"
     )]
     ManyGpus {
-        /// Sum of the GPUs that its containers request.
+        /// Sum of the GPUs that the pod's containers request.
         gpus: u64,
         /// Maximum number of GPUs.
         most: u64,

@@ -71,7 +71,7 @@ pub struct TokenClaims {
     pub subject: Arc<str>,
     /// The Node of the pod that the token is bound to, or the Node that the token itself is bound to.
     pub node: Option<(NodeName, ObjectUid)>,
-    /// The UID of the pod that it is bound to.
+    /// The UID of the pod that the token is bound to.
     pub pod: Option<PodUid>,
 }
 

@@ -18,7 +18,7 @@ pub struct SharedDevice {
     pub minor: Option<u32>,
     /// The model, as the register annotation spells it.
     pub model: Arc<str>,
-    /// Number of slots: how many containers may share it.
+    /// Number of slots: how many containers may share the device.
     pub slots: u16,
     /// Memory that pods may claim: the GPU's memory times the scaling.
     pub memory: Bytes,
@@ -35,8 +35,8 @@ pub struct SharedDevice {
 pub struct ListedSlot {
     /// The slot.
     pub slot: Slot,
-    /// Whether the kubelet may allocate it.
+    /// Whether the kubelet may allocate the slot.
     pub healthy: bool,
-    /// The NUMA node of its device.
+    /// The NUMA node of the slot's device.
     pub numa: Option<u32>,
 }

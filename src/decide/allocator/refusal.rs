@@ -52,7 +52,7 @@ pub enum Refusal {
     HeldByOther {
         /// The device.
         device: GpuUuid,
-        /// The pod that holds it.
+        /// The pod that holds the device.
         holder: PodRef,
     },
     /// The container would get the same GPU more than once.

@@ -95,7 +95,7 @@ impl AnsweredNodes {
 #[derive(Clone, Debug)]
 pub(super) struct PendingPod {
     pub(super) request: PlacementRequest,
-    /// The node that is expected to take it.
+    /// The node that is expected to take the pod.
     pub(super) proposed: Option<NodeName>,
     /// When the filter answered last.
     pub(super) filtered: Monotonic,

@@ -41,15 +41,15 @@ pub(super) struct Asked {
 /// Why a pod waits.
 #[derive(Clone, Debug)]
 enum WaitState {
-    /// The pod watch has shown it. kube-scheduler is about to ask for it.
+    /// The pod watch has shown the pod. kube-scheduler is about to ask for it.
     Shown,
-    /// No call for it is known, but there may have been a call: it waited already when this leader began to decide, for example.
+    /// No call for the pod is known, but there may have been a call: it waited already when this leader began to decide, for example.
     Inherited,
-    /// No node fitted at its last filter call.
+    /// No node fitted at the pod's last filter call.
     Refused(Asked),
-    /// A node fitted at its last filter call.
+    /// A node fitted at the pod's last filter call.
     Passed,
-    /// No node fits it as it is: its request cannot be read, or it has gates. A refused pod whose request is too large to be kept
+    /// No node fits the pod as it is: its request cannot be read, or it has gates. A refused pod whose request is too large to keep
     /// counts the same: kube-scheduler tries it again after five minutes.
     Unplaceable,
 }

@@ -74,7 +74,7 @@ pub struct Wake {
     pub uid: PodUid,
     /// Namespace and name.
     pub pod: PodRef,
-    /// A node that has room for it.
+    /// A node that has room for the pod.
     pub node: NodeName,
     /// The epoch of this leader.
     pub epoch: u64,

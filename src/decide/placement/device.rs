@@ -49,7 +49,7 @@ pub enum DeviceFitness {
     Unhealthy,
     /// An operator cordoned the device.
     Cordoned,
-    /// Processes of a pod without a claim use it.
+    /// Processes of a pod without a claim use the device.
     InUse,
 }
 

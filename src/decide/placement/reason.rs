@@ -138,7 +138,7 @@ pub enum NearestMiss {
         requested: Bytes,
         /// Left by the claims on the GPU with the most.
         free: Bytes,
-        /// Memory that is really free on it; `None` if not checked.
+        /// Memory that is really free on that GPU; `None` if not checked.
         really_free: Option<Bytes>,
         /// Memory of that GPU.
         total: Bytes,

@@ -21,7 +21,7 @@ pub struct Fill(pub u64);
 /// The capacity of one GPU, or of all GPUs of a node together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Containers that may share it.
+    /// Number of containers that may share the GPUs.
     pub slots: u64,
     /// Percent of SM time.
     pub cores: u64,
@@ -41,7 +41,7 @@ impl Capacity {
 /// One term of a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreTerm {
-    /// The part of the GPU that it is about.
+    /// The part of the GPU that the term is about.
     pub name: &'static str,
     /// How full that part is, in parts of a million.
     pub value: u64,

@@ -18,7 +18,7 @@ pub(super) const QUEUE: usize = 256;
 pub struct PluginDevice {
     /// `<uuid>-<number>`.
     pub id: Arc<str>,
-    /// Whether the kubelet may allocate it.
+    /// Whether the kubelet may allocate the device.
     pub healthy: bool,
     /// The device's NUMA node, if the machine reports it.
     pub numa: Option<u32>,

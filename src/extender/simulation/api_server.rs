@@ -32,7 +32,7 @@ struct Cache {
 /// A request on its way.
 #[derive(Debug)]
 pub(super) struct Flight {
-    /// The number of the process that sent it.
+    /// The number of the process that sent the request.
     pub(super) process: u64,
     pub(super) server: usize,
     pub(super) request: Outgoing,

@@ -52,7 +52,7 @@ struct Written {
 struct SentOrder {
     /// Node and claim.
     order: (String, String),
-    /// The version of the pod for which it is.
+    /// The version of the pod that the order is for.
     version: String,
 }
 

@@ -41,11 +41,11 @@ pub(super) struct QueuedPod {
     pub(super) text: String,
     not_before: u64,
     pause: u64,
-    /// No node fitted it, and no event has come since.
+    /// No node fitted the pod, and no event has come since.
     waits: bool,
     /// The number of the newest event when the pod was tried last.
     tried: u64,
-    /// The number of the newest change of itself.
+    /// The number of the newest change of the pod itself.
     changed: u64,
 }
 

@@ -42,9 +42,9 @@ pub(super) struct Admitted {
     phase: &'static str,
     reported: bool,
     refusals: u32,
-    /// How much of each GPU its containers hold.
+    /// How much of each GPU the pod's containers hold.
     pub(super) holds: BTreeMap<GpuUuid, Taken>,
-    /// The GPU on which its processes run although it requests no GPU.
+    /// The GPU on which the pod's processes run although it requests no GPU.
     uses: Option<GpuUuid>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Machine {
     /// The machine's Node exists.
     pub(super) up: bool,
     pub(super) gpus: Vec<RegisteredGpu>,
-    /// How many times it was installed.
+    /// How many times the machine was installed.
     installed: u32,
     version: u64,
     seen: BTreeMap<String, Arc<SimPod>>,

@@ -45,7 +45,7 @@ pub(super) struct SimPod {
     /// Seconds.
     pub(super) created: u64,
     pub(super) node: Option<String>,
-    /// The node on which kube-scheduler has made room for it.
+    /// The node on which kube-scheduler has made room for the pod.
     pub(super) nominated: Option<String>,
     pub(super) priority: i32,
     pub(super) annotations: BTreeMap<String, String>,

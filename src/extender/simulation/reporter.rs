@@ -59,7 +59,7 @@ pub(super) struct Surroundings<'a> {
 struct Underway {
     due: u64,
     message: AgentMessage,
-    /// The pods that have processes when it is sent.
+    /// The pods that have processes when the message is sent.
     running: BTreeSet<PodUid>,
 }
 

@@ -62,7 +62,7 @@ pub struct TrackedCgroup {
     pub totals: NetworkTotals,
     /// The pass of each slow period in which this cgroup is read.
     pub turn: u64,
-    /// Containers directly in it, which are tracked separately.
+    /// Containers directly in the cgroup, which are tracked separately.
     pub containers: u64,
     cpu: Kept,
     memory: Kept,

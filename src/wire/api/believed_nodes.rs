@@ -44,7 +44,7 @@ pub struct BelievedNodeJson {
 pub struct AgentStreamJson {
     /// `open`, `closed` (the agent may soon open another) or `away`.
     pub state: String,
-    /// Seconds since its last message.
+    /// Seconds since the agent's last message.
     pub age_seconds: f64,
     /// The phase in the agent's last message: `starting`, `serving`, `serving_early` (without CDI) or `leaving`.
     pub phase: String,
@@ -61,13 +61,13 @@ pub struct BelievedDeviceJson {
     pub product: String,
     /// `fit`, `unhealthy`, `cordoned` or `in_use` (by processes of a pod without a claim).
     pub fitness: String,
-    /// Containers that may share it.
+    /// Containers that may share the device.
     pub slots: u64,
-    /// Containers that do.
+    /// Containers that share the device.
     pub slots_claimed: u64,
     /// Percent of the SM time that pods may claim.
     pub cores: u64,
-    /// Percent that they have claimed.
+    /// Percent of the SM time that pods have claimed.
     pub cores_claimed: u64,
     /// Memory that pods may claim.
     pub memory_bytes: u64,

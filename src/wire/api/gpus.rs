@@ -84,7 +84,7 @@ pub struct GpuJson<R = ShownReadingsJson> {
     /// The incidents for which the GPU gets no new containers.
     #[serde(default)]
     pub incidents: Vec<IncidentJson>,
-    /// Seconds until it gets new containers again, if no new incident occurs. Missing while a reading still shows an
+    /// Seconds until the GPU gets new containers again, if no new incident occurs. Missing while a reading still shows an
     /// incident, while a reset is awaited, and on a healthy GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit_in_seconds: Option<f64>,
@@ -104,7 +104,7 @@ pub struct GpuJson<R = ShownReadingsJson> {
     /// The link to each other GPU of the node.
     pub links: Vec<GpuLinkJson>,
     pub mig: ReadingJson<Vec<MigInstanceJson>>,
-    /// Pods with at least one process on it (as far as `processes` is known), and pods with a claim on it. A pod
+    /// Pods with at least one process on the GPU (as far as `processes` is known), and pods with a claim on it. A pod
     /// without a claim is listed if kubelet allocated the GPU to it.
     pub holders: Vec<GpuHolderJson>,
     /// Number of processes on the GPU that belong to no pod.
@@ -151,7 +151,7 @@ pub struct IncidentJson {
     pub what: String,
     /// What the operator should do.
     pub advice: String,
-    /// Seconds since the agent first saw it.
+    /// Seconds since the agent first saw the incident.
     pub age_seconds: f64,
 }
 

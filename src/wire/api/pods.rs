@@ -54,7 +54,7 @@ pub struct PodJson {
     pub network: ReadingJson<NetworkJson>,
     /// GPUs with processes of this pod.
     pub gpus: Vec<GpuUseJson>,
-    /// GPU memory that its containers claim together, if they claim an amount and the claim is known.
+    /// GPU memory that the pod's containers claim together, if they claim an amount and the claim is known.
     #[serde(default)]
     pub gpu_claims: Vec<GpuClaimJson>,
     /// The pod's containers.
@@ -72,7 +72,7 @@ pub struct ContainerJson {
     pub sandbox: bool,
     /// Image, once it is known.
     pub image: Option<String>,
-    /// Use of resources, from its cgroup.
+    /// Use of resources, from the container's cgroup.
     pub usage: CgroupUseJson,
     /// Network traffic; only for containers without a pod.
     pub network: ReadingJson<NetworkJson>,

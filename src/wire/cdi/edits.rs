@@ -84,7 +84,7 @@ pub struct CdiMount {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiHook {
-    /// When the runtime runs it: `createContainer` and others.
+    /// When the runtime runs the hook: `createContainer` and others.
     pub hook_name: String,
     /// Path of the program on the host.
     pub path: String,

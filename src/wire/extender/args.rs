@@ -36,7 +36,7 @@ pub struct ExtenderBindingArgs {
     pub uid: PodUid,
     /// The pod's namespace and name.
     pub pod: PodRef,
-    /// The node to bind it to.
+    /// The node to bind the pod to.
     pub node: NodeName,
 }
 
