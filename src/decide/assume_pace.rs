@@ -25,7 +25,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 /// How long the leader waits for the watch to show a written text before it may write the text again.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
-/// Maximum number of nodes that are looked at at once, each for some microseconds. After a leader change all nodes are due.
+/// Maximum number of nodes that one look covers, each for some microseconds. After a leader change all nodes are due.
 const LOOKED_AT: usize = 1_000;
 
 /// A version of a node, as [`NodeNames::versions`] has it.
