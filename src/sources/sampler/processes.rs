@@ -4,7 +4,7 @@
 //! 20,000 processes do not delay the other readings. Passes are so far apart that they cost at most one part in
 //! [`SHARE`] of a core. The owner of a process is read when the process is first seen, when it has executed another
 //! program (a runtime moves a process into its cgroup before the program starts), while the owner is unknown, and from
-//! time to time. `io` is read when a process is new or has used CPU time since its last reading, of [`IO_A_SLICE`] in a
+//! time to time. `io` is read when a process is new or has used CPU time since its last reading, of `IO_A_SLICE` in a
 //! turn.
 //!
 //! What must never happen here: memory that grows with the number of processes that ever lived. A process is forgotten
