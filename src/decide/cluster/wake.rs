@@ -49,7 +49,8 @@ const PRODUCT: usize = 4;
 const LOOKUP: usize = 32;
 /// Work to judge up to eight GPUs of a node for one container.
 const JUDGED: usize = 256;
-/// Work to judge a node beside pods that are nominated to it or expected there: the node is copied, which takes up to 80 us.
+/// Work to judge a node beside pods that are nominated to it or expected there: the node is copied, which takes up to 80 us. So a
+/// step copies at most eight nodes.
 const COPIED: usize = 32 * JUDGED;
 /// How long pods stay in line until all pods are looked at again, because a pod of higher priority may have come.
 const IN_LINE: Duration = Duration::from_secs(1);
