@@ -48,6 +48,14 @@ impl World {
     /// Ends all troubles: every process and machine runs, and the network is good.
     fn heal(&mut self) {
         (self.calm, self.weather) = (true, Weather::default());
+        // The leader ends while strangers leave. Only the next leader sees the room for pods that were refused before its term.
+        if self.random.chance(250) {
+            for place in &mut self.places {
+                if place.process.take_if(|process| process.decides()).is_some() {
+                    place.paused = false;
+                }
+            }
+        }
         for place in 0..self.places.len() {
             self.places[place].cut = false;
             match self.places[place].process.as_ref().map(|process| process.number) {
