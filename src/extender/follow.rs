@@ -66,6 +66,11 @@ impl PodFeed {
 }
 
 impl NodeFeed {
+    fn is(&self, node: &FollowedNode) {
+        self.cluster.node_is(node);
+        self.live.node_is(node);
+    }
+
     fn tell_closings(&self) {
         closings::tell(&self.cluster, (&self.events, &self.live), self.leadership.decides());
     }
@@ -173,13 +178,16 @@ impl FollowListener<AllNodes> for NodeFeed {
         }
         for delta in &deltas {
             match delta {
-                Delta::Added(node) | Delta::Changed { after: node, .. } => {
-                    self.cluster.node_is(node);
-                    self.live.node_is(node);
-                }
+                Delta::Added(node) | Delta::Changed { after: node, .. } => self.is(node),
                 Delta::Gone { before, .. } | Delta::LeftOut(before) => {
                     self.cluster.node_gone(before);
                     self.live.node_gone(before);
+                    // A restore of etcd brings back an earlier Node of this name. If that Node was not proven gone meanwhile, it
+                    // is held unchanged, so no other delta shows it.
+                    let earlier = held.and_then(|held| held.objects().find(|node| node.name == before.name));
+                    if let Some(node) = earlier {
+                        self.is(node);
+                    }
                 }
             }
         }

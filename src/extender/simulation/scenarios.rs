@@ -121,3 +121,40 @@ fn a_pod_that_a_restore_of_etcd_took_from_its_node_is_bound_again() {
     assert_eq!(world.settle(), Ok(()));
     assert!(started(&world));
 }
+
+/// The UIDs of a Node in which the extenders believe.
+fn believed_uids(world: &World, name: &str) -> Vec<Option<String>> {
+    let uid = |cluster: &ClusterState| {
+        let node = cluster.node(&super::invariants::node_name(name));
+        node.and_then(|node| node.uid()).map(|uid| uid.to_string())
+    };
+    world.places.iter().flat_map(|place| &place.process).map(|process| process.believes(uid)).collect()
+}
+
+#[test]
+fn a_node_that_a_restore_of_etcd_brings_back_before_it_was_proven_gone_is_known() {
+    let mut world = led();
+    let (name, snapshot) = (world.machines[0].name.clone(), world.api.etcd.snapshot());
+    world.api.etcd_snapshots.push(snapshot);
+    let before = believed_uids(&world, &name);
+    // The extenders see the new Node in a list, which proves nothing about the earlier one.
+    world.held = true;
+    world.api.etcd.delete(Kind::Nodes, &name);
+    let World { machines, api, random, .. } = &mut world;
+    machines[0].boots(api, random);
+    let version = world.api.etcd.version;
+    world.api.etcd.compact(version);
+    for watch in world.api.watches.keys().copied().collect::<Vec<_>>() {
+        world.api.end_watch(watch, true);
+    }
+    let mut listed = false;
+    while !listed {
+        let next = world.now + MS;
+        world.run_until(next);
+        listed = believed_uids(&world, &name).iter().zip(&before).any(|(now, before)| now != before);
+    }
+    world.restore();
+    world.held = false;
+    assert_eq!(world.settle(), Ok(()));
+    assert_eq!(believed_uids(&world, &name)[..before.len()], before);
+}
