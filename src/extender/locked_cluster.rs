@@ -28,7 +28,6 @@ use model::id::{GpuUuid, NodeName, ObjectUid, PodRef, PodUid};
 use model::lease::LeaseName;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
-use model::reported_reading::ReportedReading;
 use model::request::ContainerRole;
 use model::time::Monotonic;
 use parking_lot::{Mutex, MutexGuard};
@@ -566,9 +565,6 @@ impl LockedCluster {
         if planted(PlantedMistake::ProcessesIgnored) {
             report.pods.values_mut().for_each(without_processes);
         }
-        if planted(PlantedMistake::NoListIsEmpty) {
-            report.gpus.values_mut().for_each(lists_none);
-        }
         if planted(PlantedMistake::UnsetCheckIsOff) {
             report.check.enabled = report.check.enabled.or(Some(false));
         }
@@ -592,9 +588,6 @@ impl LockedCluster {
     ) -> Result<(), ReportRefusal> {
         if planted(PlantedMistake::ProcessesIgnored) {
             change.pods.values_mut().for_each(without_processes);
-        }
-        if planted(PlantedMistake::NoListIsEmpty) {
-            change.gpus.values_mut().for_each(lists_none);
         }
         if planted(PlantedMistake::UnsetCheckIsOff) {
             change.check.enabled = change.check.enabled.or(Some(false));
@@ -786,13 +779,6 @@ fn forget_init_containers(bound: Option<&mut BoundPod>) {
 /// The mistake [`PlantedMistake::ProcessesIgnored`].
 fn without_processes(pod: &mut ReportedPod) {
     (pod.has_containers, pod.uses) = (false, ReportedUses::default());
-}
-
-/// The mistake [`PlantedMistake::NoListIsEmpty`].
-fn lists_none(gpu: &mut ReportedGpu) {
-    if gpu.processes.value().is_none() {
-        gpu.processes = ReportedReading::Measured(0, None);
-    }
 }
 
 /// The mistake [`PlantedMistake::FreedMemoryStays`]; `known` is the report before.
