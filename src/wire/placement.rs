@@ -35,6 +35,8 @@ use std::sync::Arc;
 const MAX_TYPES: usize = 64;
 /// Maximum number of UUIDs in one list: the GPUs of 32 nodes. The filter looks up each GPU of the cluster in the list.
 const MAX_UUIDS: usize = 256;
+/// Maximum length of the names of sharing modes: there are three modes, and each comparison with a GPU searches the whole text.
+const MAX_MODES_BYTES: usize = 64;
 
 /// Maximum number of containers of a pod that request GPUs. The filter places each container on each node: with 5,000 nodes that
 /// takes 4 ms for each container, and its callers wait for each other. Hardly any pod has more than a few.
@@ -172,12 +174,24 @@ fn selection(pod: &Pod) -> Result<GpuSelection, DecodeError> {
         avoid_types: types(pod, AVOID_TYPES)?,
         use_uuids: uuids(pod, USE_UUIDS)?,
         avoid_uuids: uuids(pod, AVOID_UUIDS)?,
-        modes: value(pod, SHARING_MODES).map(|text| text.trim().into()),
+        modes: value(pod, SHARING_MODES).map(modes).transpose()?,
         numa_bind: match value(pod, NUMA_BIND) {
             Some(text) => flag(NUMA_BIND, text)?,
             None => false,
         },
     })
+}
+
+/// Names of sharing modes, which are looked for in the whole text.
+fn modes(text: &str) -> Result<Arc<str>, DecodeError> {
+    let text = text.trim();
+    if text.len() > MAX_MODES_BYTES {
+        return Err(fault(
+            SHARING_MODES,
+            format!("longer than {MAX_MODES_BYTES} bytes; write modes such as hami-core,mig"),
+        ));
+    }
+    Ok(text.into())
 }
 
 fn preference(pod: &Pod) -> Result<PlacementPreference, DecodeError> {
@@ -356,6 +370,13 @@ mod tests {
 
     fn words(list: &[Arc<str>]) -> Vec<&str> {
         list.iter().map(AsRef::as_ref).collect()
+    }
+
+    #[test]
+    fn a_long_text_of_sharing_modes_is_refused() {
+        assert!(one(SHARING_MODES, &"m".repeat(MAX_MODES_BYTES)).is_ok());
+        let why = one(SHARING_MODES, &"m".repeat(MAX_MODES_BYTES + 1)).unwrap_err().to_string();
+        assert!(why.contains("longer than 64 bytes"), "{why}");
     }
 
     /// The leader reads a pod before it is bound, the agent after: both must agree.

@@ -104,8 +104,10 @@ pub(super) struct Wakes {
     looked: Option<u64>,
     /// Number of looks for changed nodes. A filter call remembers this number: it knows what earlier looks have found.
     looks: u64,
-    /// When every node last counted as changed; `None` if that is due now.
+    /// When all nodes were last due to be compared again; `None` if that is due now.
     swept: Option<Monotonic>,
+    /// The nodes that are compared again although nothing is known to have changed there.
+    sweep: Option<Sweep>,
     /// The nodes by their places, as they were seen last.
     seen: Vec<Option<SeenNode>>,
     /// The places of nodes that have changed and were not compared with the kinds of requests since, in the order in which the
@@ -137,6 +139,17 @@ struct SeenNode {
     is_fresh: bool,
 }
 
+/// Nodes that are compared again when no changed node waits for that: whatever a sweep costs, it delays no wake for a change.
+#[derive(Clone, Copy, Debug)]
+struct Sweep {
+    /// When the sweep became due.
+    since: Monotonic,
+    /// The place of the next node.
+    next: usize,
+    /// Number of nodes that are left. If a sweep becomes due during another, all nodes are left again, from the next one on.
+    left: usize,
+}
+
 #[derive(Clone, Debug)]
 struct KeptRoom {
     node: NodeName,
@@ -154,6 +167,25 @@ enum NodeRoom {
     Blocked,
     /// There is no room.
     Taken,
+}
+
+impl Wakes {
+    /// Takes the place of the node that is compared next: a changed node first.
+    fn next_to_compare(&mut self, now: Monotonic) -> Option<usize> {
+        if let Some((_, place)) = self.fresh.pop_front_if(|(found, _)| now.since(*found) >= SETTLES) {
+            if let Some(Some(seen)) = self.seen.get_mut(place) {
+                seen.is_fresh = false;
+            }
+            return Some(place);
+        }
+        let sweep = self.sweep.as_mut().filter(|sweep| now.since(sweep.since) >= SETTLES)?;
+        let place = sweep.next;
+        (sweep.next, sweep.left) = ((place + 1) % self.seen.len().max(1), sweep.left.saturating_sub(1));
+        if sweep.left == 0 {
+            self.sweep = None;
+        }
+        Some(place)
+    }
 }
 
 impl ClusterState {
@@ -293,38 +325,39 @@ impl ClusterState {
         }
     }
 
-    /// Finds the nodes that have changed since the last look. From time to time all nodes count as changed, but not before all due
-    /// nodes have been compared and judged.
+    /// Finds the nodes that have changed since the last look. From time to time all nodes are due to be compared again.
     fn look_for_changes(&mut self, now: Monotonic) {
         let changes = self.changes.load(Ordering::Acquire);
-        let sweeps = match self.wakes.swept {
-            Some(swept) => {
-                let Wakes { fresh, comparing, lines, is_due, .. } = &self.wakes;
-                now.since(swept) >= SWEEP && fresh.is_empty() && comparing.is_none() && lines.is_none() && !is_due
-            }
-            None => true,
-        };
-        if self.wakes.looked == Some(changes) && !sweeps {
+        let wakes = &mut self.wakes;
+        let sweeps = wakes.swept.is_none_or(|swept| now.since(swept) >= SWEEP && wakes.sweep.is_none());
+        if wakes.looked == Some(changes) && !sweeps {
             return;
         }
-        if sweeps {
-            self.wakes.swept = Some(now);
-        }
-        self.wakes.looked = Some(changes);
-        self.wakes.looks += 1;
-        let wakes = &mut self.wakes;
+        wakes.looked = Some(changes);
+        wakes.looks += 1;
+        let mut unchanged = 0;
         for (name, version) in self.versions.iter() {
             let (place, numbers) = (version.place(), version.numbers());
             if wakes.seen.len() <= place {
                 wakes.seen.resize(place + 1, None);
             }
             let Some(seen) = wakes.seen.get_mut(place) else { continue };
-            if sweeps || seen.as_ref().is_none_or(|seen| seen.numbers != numbers) {
-                if seen.as_ref().is_none_or(|seen| !seen.is_fresh) {
-                    wakes.fresh.push_back((now, place));
-                }
-                *seen = Some(SeenNode { name: name.clone(), numbers, at: wakes.looks, is_fresh: true });
+            let was_fresh = seen.as_ref().is_some_and(|seen| seen.is_fresh);
+            let has_changed = seen.as_ref().is_none_or(|seen| seen.numbers != numbers);
+            if has_changed && !was_fresh {
+                wakes.fresh.push_back((now, place));
             }
+            unchanged += usize::from(!has_changed && !was_fresh);
+            if has_changed || sweeps {
+                let is_fresh = has_changed || was_fresh;
+                *seen = Some(SeenNode { name: name.clone(), numbers, at: wakes.looks, is_fresh });
+            }
+        }
+        if sweeps {
+            wakes.swept = Some(now);
+            let before = wakes.sweep.map(|sweep| (sweep.since, sweep.next));
+            let (since, next) = before.unwrap_or((now, 0));
+            wakes.sweep = (unchanged > 0).then_some(Sweep { since, next, left: wakes.seen.len() });
         }
     }
 
@@ -334,21 +367,17 @@ impl ClusterState {
         if let Some((place, first)) = self.wakes.comparing.take() {
             self.compare(place, Some(&first), &mut work);
         }
-        while let Some((found, place)) = self.wakes.fresh.front().copied() {
-            if now.since(found) < SETTLES {
-                break;
-            }
-            if work >= WORK {
-                return true;
-            }
+        while work < WORK
+            && let Some(place) = self.wakes.next_to_compare(now)
+        {
             work += KIND;
-            self.wakes.fresh.pop_front();
-            if let Some(Some(seen)) = self.wakes.seen.get_mut(place) {
-                seen.is_fresh = false;
-            }
             self.compare(place, None, &mut work);
         }
-        self.wakes.comparing.is_some()
+        let Wakes { comparing, fresh, sweep, .. } = &self.wakes;
+        let has_settled = |since: Monotonic| now.since(since) >= SETTLES;
+        comparing.is_some()
+            || fresh.front().is_some_and(|(found, _)| has_settled(*found))
+            || sweep.is_some_and(|sweep| has_settled(sweep.since))
     }
 
     /// Finds the kinds of requests, from `first` on, that may fit on a node, until the step has done enough. A kind that comes before

@@ -504,6 +504,29 @@ fn nodes_that_change_all_the_time_are_not_compared_before_all_others() {
     assert!(!cluster.wakes.seen[place].as_ref().unwrap().is_fresh);
 }
 
+/// With these kinds, the comparison of all nodes takes longer than the time until it is due again.
+#[test]
+fn a_comparison_of_all_nodes_delays_no_changed_node() {
+    let mut cluster = cluster(20, 8);
+    refuse_kinds_that_name_unknown_gpus(&mut cluster, 600);
+    cluster.look_for_changes(ms(0));
+    while cluster.compare_changed(ms(200)) {}
+    let sweep = u64::try_from(SWEEP.as_millis()).unwrap();
+    cluster.look_for_changes(ms(sweep));
+    assert!(cluster.compare_changed(ms(sweep + 200)), "the first of twenty nodes is compared");
+    let share = DeviceShare { device: uuid(1900), memory: Some(Mib(1).bytes()), cores: None };
+    let claim = PodClaim::Given(Claim(vec![vec![share]]));
+    cluster.pod_is(&slice(9000, 1).uid, Some(&bound(&slice(9000, 1), &name(19), claim)));
+    cluster.look_for_changes(ms(sweep + 200));
+    let place = cluster.versions["node-19"].place();
+    assert!(cluster.wakes.seen[place].as_ref().unwrap().is_fresh);
+    for _ in 0..4 {
+        let _ = cluster.compare_changed(ms(sweep + 400));
+    }
+    assert!(!cluster.wakes.seen[place].as_ref().unwrap().is_fresh, "it is next");
+    assert!(cluster.wakes.sweep.is_some_and(|sweep| sweep.left > 10), "{:?}", cluster.wakes.sweep);
+}
+
 #[test]
 fn few_nodes_are_judged_in_a_step_if_room_is_kept_there_for_nominated_pods() {
     let mut cluster = cluster(20, 1);
