@@ -16,10 +16,12 @@ const JWT: &str = "eyJ";
 
 /// Maximum number of lines of a private key that are removed. An RSA key of 16,384 bits has 200 lines.
 const MAX_KEY_LINES: usize = 256;
-/// Minimum length in characters of a log line's last word that may be a line of a private key. A full line of a key has 64.
+/// Minimum length in characters of a word in a log line that may be a line of a private key. A full line of a key has 64.
 const KEY_WORD: usize = 40;
-/// Fields at the beginning of an encrypted private key.
-const KEY_FIELDS: [&str; 2] = ["Proc-Type:", "DEK-Info:"];
+/// Fields at the beginning of an encrypted private key or of one of PGP.
+const KEY_FIELDS: [&str; 5] = ["Proc-Type:", "DEK-Info:", "Version:", "Comment:", "Charset:"];
+/// Characters around the lines of a key that is printed as source or as a list: `"MIIE\n" +`.
+const AROUND_KEY: [char; 7] = ['"', '\'', ',', ';', '+', '[', ']'];
 
 /// The text without tokens, passwords and private keys. Lines after the beginning of a key are removed only as long as they may
 /// belong to the key: anyone can write such a beginning into an annotation that is logged.
@@ -55,16 +57,22 @@ pub(crate) fn redact_field(field: &str, text: &mut String) {
 /// The text before a private key that begins in this line, and the rest of the line.
 fn split_at_key(line: &str) -> Option<(&str, &str)> {
     let (before, key) = line.split_at(line.find("-----BEGIN")?);
-    key.contains("KEY-----").then_some((before, key))
+    (key.contains("KEY-----") || key.contains("PRIVATE KEY BLOCK")).then_some((before, key))
 }
 
-/// Whether the line may belong to a private key: it is empty, a field, or base64, alone or after the prefix of a log line.
+/// Whether the line may belong to a private key: it is empty, a field, or base64, or one of its words is long and base64.
 fn may_be_of_key(line: &str) -> bool {
     let is_base64 = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte));
-    let line = line.trim();
-    let last = line.rsplit(char::is_whitespace).next().unwrap_or(line);
-    let is_field = KEY_FIELDS.iter().any(|field| line.starts_with(field));
-    is_field || is_base64(line) || (last.len() >= KEY_WORD && is_base64(last))
+    let is_long = |word: &str| word.len() >= KEY_WORD && is_base64(word);
+    let whole = without_quotes(line);
+    let is_field = KEY_FIELDS.iter().any(|field| whole.starts_with(field));
+    is_field || is_base64(whole) || line.split_whitespace().any(|word| is_long(without_quotes(word)))
+}
+
+/// The text without what a list or the source of a program puts around a line of a key. A `\n` may be escaped twice.
+fn without_quotes(text: &str) -> &str {
+    let text = text.trim_matches(|c: char| c.is_whitespace() || AROUND_KEY.contains(&c));
+    text.trim_end_matches("\\n").trim_end_matches('\\')
 }
 
 /// The line without the user names and passwords in its URLs: `https://user:password@host`.
@@ -209,6 +217,7 @@ mod tests {
     #[test]
     fn the_begin_of_a_private_key_hides_only_what_may_be_the_key() {
         let (line, begin) = ("Y".repeat(64), "I1127 numa-bind of ml/a is -----BEGIN A KEY-----");
+        let (short, pgp) = ("Y".repeat(KEY_WORD - 1), "PGP PRIVATE KEY BLOCK-----");
         let removed = "I1127 numa-bind of ml/a is [removed]";
         for (text, expected) in [
             (format!("{begin}\nI1127 next\nlast one\n"), format!("{removed}\nI1127 next\nlast one\n")),
@@ -217,6 +226,19 @@ mod tests {
             (format!("{begin}\\n{line}\\n-----END A KEY-----\nQQ==\n"), format!("{removed}\nQQ==\n")),
             (format!("{begin}\nProc-Type: 4,ENCRYPTED\n\n{line}\nlast one"), format!("{removed}\nlast one")),
             (format!("{begin} {line}"), removed.to_owned()),
+            (format!("{begin}\\n\" +\n \"{line}\\n\" +\n \"QQ==\\n\" +\nlast one\n"), format!("{removed}\nlast one\n")),
+            (format!("{begin}',\n '{line}',\n 'QQ==',\n '-----END A KEY-----'\nQQ==\n"), format!("{removed}\nQQ==\n")),
+            (
+                format!("{begin}\nI1127 \"{line}\\\\n\" pod=ml/a\nI1127 {line} x\nlast one\n"),
+                format!("{removed}\nlast one\n"),
+            ),
+            (format!("{begin}\nI1127 '{short}', x\n{line}\n"), format!("{removed}\nI1127 '{short}', x\n{line}\n")),
+            (
+                format!(
+                    "I1127 numa-bind of ml/a is -----BEGIN {pgp}\nVersion: 2\n\n{line}\n=aB3d\n-----END {pgp}\nQQ==\n"
+                ),
+                format!("{removed}\nQQ==\n"),
+            ),
         ] {
             assert_eq!(redacted(&text), expected);
         }
