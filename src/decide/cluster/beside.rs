@@ -12,12 +12,13 @@ use super::verdicts::{Judged, Verdict};
 use crate::placement::{NodeRefusal, Placement, PlacementNode, RefusalReason};
 use model::id::{NodeName, PodUid};
 use model::placement::PlacementRequest;
+use std::collections::BTreeMap;
 
 /// Number of nodes that are judged in one step: each takes up to 80 us, because it is copied to add nominated pods.
 const JUDGED: usize = 8;
-/// Upper bound on the pods that are expected on one node: the kubelet starts 110 by default. Each filter call for an expected pod
-/// looks at all of them, and each copy of the node copies them. Pods that pass the filter again and again and are never bound could
-/// otherwise be thousands.
+/// Upper bound on the members of gangs that are expected on one node, and on the other pods there: the kubelet starts 110 by
+/// default. Each filter call for an expected pod looks at all of them, and each copy of the node copies them. Pods that pass the
+/// filter again and again and are never bound could otherwise be thousands.
 pub(super) const MOST_EXPECTED: usize = 256;
 
 impl ClusterState {
@@ -40,20 +41,34 @@ impl ClusterState {
         }
     }
 
-    /// Leaves a proposal for the pod on this node. If too many pods are expected there, the pod that was filtered first is no longer
-    /// expected: it may still be bound there.
+    /// Leaves a proposal for the pod on this node. If too many pods are expected there, one of them is no longer expected: it may
+    /// still be bound there.
     pub(super) fn propose_on(&mut self, request: &PlacementRequest, name: &str) -> Option<NodeName> {
         let node = self.nodes.get(name)?;
         let (_, placement) = self.judge_for(request, node).ok()?;
         let name = node.name().clone();
-        if node.expected().count() >= MOST_EXPECTED {
-            let filtered = |uid: &&PodUid| self.pending.get(*uid).map(|pending| pending.filtered);
-            let oldest = node.expected().min_by_key(filtered).cloned();
-            oldest.iter().for_each(|uid| self.is_not_expected(&name, uid));
-        }
+        let pushed_out = self.pushed_out(request, node);
+        pushed_out.iter().for_each(|uid| self.is_not_expected(&name, uid));
         self.nodes.get_mut(&name)?.propose(&gpu_pod(request), &placement.claim);
         self.gangs.add(request);
         Some(name)
+    }
+
+    /// The pod that makes room for one more expected pod on this node; `None` if there is room. Pods without a gang never push out
+    /// members of gangs: another member would then pass for the same GPU. The pods of one namespace do not push out those of a
+    /// namespace with fewer.
+    fn pushed_out(&self, request: &PlacementRequest, node: &NodeClaims) -> Option<PodUid> {
+        let is_member = request.gang.is_some();
+        let expected = node.expected().filter_map(|uid| self.pending.get_key_value(uid));
+        let mut namespaces: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        for (uid, pending) in expected.filter(|(_, pending)| pending.request.gang.is_some() == is_member) {
+            namespaces.entry(&pending.request.pod.namespace).or_default().push((pending.filtered, uid));
+        }
+        if namespaces.values().map(Vec::len).sum::<usize>() < MOST_EXPECTED {
+            return None;
+        }
+        let (_, oldest) = namespaces.values().max_by_key(|pods| pods.len())?.iter().min()?;
+        Some((*oldest).clone())
     }
 
     /// A pod is no longer expected on this node. Its filter call stays known.

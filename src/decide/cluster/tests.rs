@@ -693,18 +693,42 @@ fn what_is_remembered_of_pods_is_bounded_in_bytes_and_large_requests_are_forgott
 fn the_newest_pods_are_expected_on_a_node_up_to_a_bound_and_the_others_are_bound_all_the_same() {
     let mut cluster = cluster(1, 1);
     let most = u32::try_from(MOST_EXPECTED).unwrap();
-    let member = |n| PlacementRequest { gang: Some("ml/train".into()), ..slice(n, 100) };
-    cluster.filter(member(0), names(1), Monotonic(0));
+    let other = |n| {
+        let mut request = slice(n, 100);
+        request.pod.namespace = "other".into();
+        request
+    };
+    cluster.filter(other(0), names(1), Monotonic(0));
     for n in 1..most + 10 {
         cluster.filter(slice(n, 100), names(1), Monotonic(n.into()));
     }
     let node = cluster.node(&name(0)).unwrap();
     let is_expected = |n| node.expected().any(|uid| *uid == slice(n, 100).uid);
     assert_eq!(node.expected().count(), MOST_EXPECTED);
-    assert_eq!([0, 9, 10, most + 9].map(is_expected), [false, false, true, true]);
+    // The pod of the other namespace stays.
+    assert_eq!([0, 1, 10, 11, most + 9].map(is_expected), [true, false, false, true, true]);
     assert_eq!(node.devices().devices[0].proposed.containers, u64::from(most));
-    assert!(cluster.gang_nodes(&member(1)).is_empty());
-    assert!(cluster.bind(&slice(0, 100).uid, &name(0)).is_ok());
+    assert!(cluster.bind(&slice(1, 100).uid, &name(0)).is_ok());
+}
+
+#[test]
+fn members_of_a_gang_stay_expected_while_others_come_and_have_a_bound_of_their_own() {
+    let mut cluster = cluster(1, 1);
+    let most = u32::try_from(MOST_EXPECTED).unwrap();
+    let member = |n, gang: &str| PlacementRequest { gang: Some(gang.into()), ..slice(n, 100) };
+    cluster.filter(member(0, "ml/train"), names(1), Monotonic(0));
+    for n in 1..=300 {
+        cluster.filter(slice(n, 100), names(1), Monotonic(n.into()));
+    }
+    assert_eq!(cluster.gang_nodes(&member(1, "ml/train")), BTreeSet::from([name(0)]));
+    assert_eq!(cluster.node(&name(0)).unwrap().expected().count(), MOST_EXPECTED + 1);
+    for n in 1000..1000 + most {
+        cluster.filter(member(n, &format!("ml/{n}")), names(1), Monotonic(n.into()));
+    }
+    let node = cluster.node(&name(0)).unwrap();
+    assert_eq!(node.expected().count(), 2 * MOST_EXPECTED);
+    let is_expected = |n| node.expected().any(|uid| *uid == slice(n, 100).uid);
+    assert_eq!([0, 300, 1000].map(is_expected), [false, true, true]);
 }
 
 /// One step of a random history.
