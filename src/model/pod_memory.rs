@@ -17,8 +17,8 @@ pub const MAX_NODE_PODS_BYTES: usize = 64 << 20;
 pub const MAX_CLUSTER_PODS_BYTES: usize = 144 << 20;
 /// Maximum size of a waiting pod's request that is kept, in bytes of memory: an ordinary request takes some hundred bytes, a request
 /// of 40 containers this much. So waiting pods take little more memory than other pods. kube-scheduler sends the request in its
-/// calls in any case. Requests of open orders have the same bound. Larger requests of pods that have passed the filter or are
-/// nominated are the first to be forgotten.
+/// calls in any case. Requests of open orders have the same bound. Larger requests of nominated pods are the
+/// first to be forgotten.
 pub const MAX_WAITING_REQUEST_BYTES: usize = 4096;
 
 /// Bytes of a text in addition to its characters: the two counts of an `Arc`, and the allocator's rounding.

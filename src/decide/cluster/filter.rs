@@ -14,7 +14,6 @@ use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, PodUid};
 use model::placement::{NodePolicy, PlacementRequest, ScoreWeights};
-use model::pod_memory::MAX_WAITING_REQUEST_BYTES;
 use model::time::Monotonic;
 use std::ops::ControlFlow;
 
@@ -282,28 +281,20 @@ impl ClusterState {
         let proposed = name.and_then(|name| self.propose_on(&request, name));
         let uid = request.uid.clone();
         self.order.insert((now, uid.clone()));
-        if bytes > MAX_WAITING_REQUEST_BYTES {
-            self.large.insert((now, uid.clone()));
-        }
         self.pending_bytes += bytes;
         self.scores.keep(&uid, scores);
-        self.pending.insert(uid, PendingPod { request, proposed, filtered: now, bytes });
+        let pending = PendingPod { request, proposed, filtered: now, bytes };
+        self.shares.add(&uid, &pending);
+        self.pending.insert(uid, pending);
     }
 
-    /// Forgets the oldest filter calls until there is room for one more pod, whose request and proposal take this many bytes. If too
-    /// few bytes are free, calls of pods with large requests are forgotten first: a user who makes many such pods must not keep the
-    /// gangs and the volumes of others from being bound. The bind of a pod whose call is forgotten is refused
-    /// ([`super::BindRefusal::NotFiltered`]), and kube-scheduler tries the pod again.
+    /// Forgets filter calls until there is room for one more pod, whose request and proposal take this many bytes: the oldest call
+    /// of the namespace that takes most bytes. A user who makes many or large pods must not keep the gangs and the volumes of
+    /// others from being bound. The bind of a pod whose call is forgotten is refused ([`super::BindRefusal::NotFiltered`]), and
+    /// kube-scheduler tries the pod again.
     fn make_room(&mut self, bytes: usize) {
-        loop {
-            let first = if self.pending.len() >= MAX_PENDING {
-                self.order.first()
-            } else if self.pending_bytes.saturating_add(bytes) > MAX_PENDING_BYTES {
-                self.large.first().or_else(|| self.order.first())
-            } else {
-                return;
-            };
-            let Some((_, uid)) = first.cloned() else { return };
+        while self.pending.len() >= MAX_PENDING || self.pending_bytes.saturating_add(bytes) > MAX_PENDING_BYTES {
+            let Some(uid) = self.shares.first_to_forget().cloned() else { return };
             self.forget_proposal(&uid);
         }
     }

@@ -7,6 +7,7 @@ use super::nominated::NominatedPods;
 use super::real_memory::UsageChanges;
 use super::recent_pods::RecentPods;
 use super::recent_scores::RecentScores;
+use super::shares::PendingShares;
 use super::verdicts::VerdictCache;
 use super::version::NodeVersion;
 use super::waiting::WaitingPods;
@@ -142,8 +143,8 @@ pub struct ClusterState {
     pub(super) turn: u64,
     /// The order of the filter calls of the pending pods, oldest first.
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
-    /// The order of the filter calls of the pending pods with large requests.
-    pub(super) large: BTreeSet<(Monotonic, PodUid)>,
+    /// What the pending pods of each namespace take.
+    pub(super) shares: PendingShares,
     /// Bytes that the requests and proposals of the pending pods take.
     pub(super) pending_bytes: usize,
     /// The epoch that this leader writes on its claims.
@@ -220,7 +221,7 @@ impl ClusterState {
             scores: RecentScores::default(),
             turn: 0,
             order: BTreeSet::new(),
-            large: BTreeSet::new(),
+            shares: PendingShares::default(),
             pending_bytes: 0,
             epoch: 0,
             numbered: 0,
@@ -330,9 +331,8 @@ impl ClusterState {
         self.pending_bytes -= pending.bytes;
         self.scores.forget(uid);
         self.gangs.remove(&pending.request);
-        let call = (pending.filtered, uid.clone());
-        self.order.remove(&call);
-        self.large.remove(&call);
+        self.order.remove(&(pending.filtered, uid.clone()));
+        self.shares.remove(uid, &pending);
         if let Some(node) = pending.proposed.and_then(|name| self.nodes.get_mut(&name)) {
             node.withdraw(uid);
         }

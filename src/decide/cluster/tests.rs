@@ -661,6 +661,28 @@ fn what_is_remembered_of_pods_is_bounded() {
     assert_eq!(cluster.bind(&slice(0, 100).uid, &name(0)), Err(BindRefusal::NotFiltered));
 }
 
+/// One namespace cannot make the extender forget the pods of another, however small its own pods are.
+#[test]
+fn a_namespace_with_many_pods_does_not_push_out_the_pods_of_another() {
+    let mut cluster = cluster(1, 1);
+    let most = u32::try_from(MAX_PENDING).unwrap();
+    for n in 0..10 {
+        cluster.filter(in_namespace("other", slice(n, 100)), names(1), Monotonic(n.into()));
+    }
+    for n in 10..most + 10 {
+        cluster.filter(slice(n, 100), names(1), Monotonic(n.into()));
+    }
+    assert_eq!(cluster.pending(), MAX_PENDING);
+    let is_asked = |n| cluster.asked(&slice(n, 100).uid).is_some();
+    assert_eq!([0, 9, 10, 19, 20, most + 9].map(is_asked), [true, true, false, false, true, true]);
+    assert!(cluster.bind(&slice(0, 100).uid, &name(0)).is_ok());
+}
+
+fn in_namespace(namespace: &str, mut request: PlacementRequest) -> PlacementRequest {
+    request.pod.namespace = namespace.into();
+    request
+}
+
 /// A pod with a request of about 96 KiB.
 pub(super) fn large(n: u32) -> PlacementRequest {
     let mut request = slice(n, 100);
@@ -670,10 +692,11 @@ pub(super) fn large(n: u32) -> PlacementRequest {
 
 /// Anyone who may create pods decides how large a request is.
 #[test]
-fn what_is_remembered_of_pods_is_bounded_in_bytes_and_large_requests_are_forgotten_first() {
+fn what_is_remembered_of_pods_is_bounded_in_bytes_and_the_largest_namespace_loses_its_oldest_pod() {
     let mut cluster = cluster(1, 1);
     let at = |n: u32| Monotonic(u64::from(n));
-    cluster.filter(slice(1, 100), names(1), at(1));
+    // A pod of another namespace may be as large as the others.
+    cluster.filter(in_namespace("other", large(1)), names(1), at(1));
     for n in 2..600 {
         cluster.filter(large(n), names(1), at(n));
         assert!(cluster.pending_bytes <= MAX_PENDING_BYTES, "{n}");
@@ -686,19 +709,15 @@ fn what_is_remembered_of_pods_is_bounded_in_bytes_and_large_requests_are_forgott
     cluster.filter(large(2), names(1), at(600));
     assert!(cluster.bind(&slice(2, 100).uid, &name(0)).is_ok());
     cluster.forget_pending(at(601));
-    assert_eq!((cluster.pending(), cluster.pending_bytes, cluster.large.len()), (0, 0, 0));
+    assert_eq!((cluster.pending(), cluster.pending_bytes), (0, 0));
+    assert_eq!(cluster.shares.first_to_forget(), None);
 }
 
 #[test]
 fn the_newest_pods_are_expected_on_a_node_up_to_a_bound_and_the_others_are_bound_all_the_same() {
     let mut cluster = cluster(1, 1);
     let most = u32::try_from(MOST_EXPECTED).unwrap();
-    let other = |n| {
-        let mut request = slice(n, 100);
-        request.pod.namespace = "other".into();
-        request
-    };
-    cluster.filter(other(0), names(1), Monotonic(0));
+    cluster.filter(in_namespace("other", slice(0, 100)), names(1), Monotonic(0));
     for n in 1..most + 10 {
         cluster.filter(slice(n, 100), names(1), Monotonic(n.into()));
     }
