@@ -391,7 +391,8 @@ fn check_evictions(placed: &Placed) {
 fn check_killed_extenders(placed: &Placed) {
     let mut extender = HostExtender::start(placed, None);
     let scheduler = HostScheduler::start(placed, extender.address);
-    let kills: u64 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 6 };
+    // One more than a multiple of three, so that a third of the GPUs is in use in the end and the next pods find room.
+    let kills: u64 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 7 };
     // Each pod claims more than half of a GPU, and in the end there are as many pods as GPUs, so a GPU that is given twice is
     // overclaimed.
     placed.deployment("load", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 50_000 }));
@@ -434,7 +435,7 @@ fn check_killed_extenders(placed: &Placed) {
     placed.scale("load", made + 6);
     // A clean stop of an API server takes a minute while it has watches.
     placed.cluster.part("kill", "apiserver");
-    std::thread::sleep(Duration::from_secs(if kills > 6 { 120 } else { 30 }));
+    std::thread::sleep(Duration::from_secs(if kills > 7 { 120 } else { 30 }));
     placed.cluster.part("start", "apiserver");
     // kube-scheduler ends when it cannot renew its Lease. A kubelet would restart it.
     drop(scheduler);
