@@ -32,7 +32,7 @@ mod node_set;
 mod waiting;
 mod wake;
 mod recent_scores;
-mod shares;
+mod namespace_shares;
 mod state;
 mod pods;
 mod closing;

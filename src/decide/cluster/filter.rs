@@ -284,7 +284,7 @@ impl ClusterState {
         self.pending_bytes += bytes;
         self.scores.keep(&uid, scores);
         let pending = PendingPod { request, proposed, filtered: now, bytes };
-        self.shares.add(&uid, &pending);
+        self.shares.add(&pending.request.pod.namespace, (now, uid.clone()), bytes);
         self.pending.insert(uid, pending);
     }
 

@@ -2,12 +2,12 @@
 
 use super::gang::Gangs;
 use super::names::ByName;
+use super::namespace_shares::NamespaceShares;
 use super::node::NodeClaims;
 use super::nominated::NominatedPods;
 use super::real_memory::UsageChanges;
 use super::recent_pods::RecentPods;
 use super::recent_scores::RecentScores;
-use super::shares::PendingShares;
 use super::verdicts::VerdictCache;
 use super::version::NodeVersion;
 use super::waiting::WaitingPods;
@@ -143,8 +143,8 @@ pub struct ClusterState {
     pub(super) turn: u64,
     /// The order of the filter calls of the pending pods, oldest first.
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
-    /// What the pending pods of each namespace take.
-    pub(super) shares: PendingShares,
+    /// The bytes that the pending pods of each namespace take.
+    pub(super) shares: NamespaceShares,
     /// Bytes that the requests and proposals of the pending pods take.
     pub(super) pending_bytes: usize,
     /// The epoch that this leader writes on its claims.
@@ -221,7 +221,7 @@ impl ClusterState {
             scores: RecentScores::default(),
             turn: 0,
             order: BTreeSet::new(),
-            shares: PendingShares::default(),
+            shares: NamespaceShares::default(),
             pending_bytes: 0,
             epoch: 0,
             numbered: 0,
@@ -331,8 +331,9 @@ impl ClusterState {
         self.pending_bytes -= pending.bytes;
         self.scores.forget(uid);
         self.gangs.remove(&pending.request);
-        self.order.remove(&(pending.filtered, uid.clone()));
-        self.shares.remove(uid, &pending);
+        let call = (pending.filtered, uid.clone());
+        self.shares.remove(&pending.request.pod.namespace, &call, pending.bytes);
+        self.order.remove(&call);
         if let Some(node) = pending.proposed.and_then(|name| self.nodes.get_mut(&name)) {
             node.withdraw(uid);
         }

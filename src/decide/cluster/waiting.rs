@@ -5,6 +5,7 @@
 //!
 //! What must never happen here: the pods of one namespace push out the pods of another.
 
+use super::namespace_shares::NamespaceShares;
 use super::node_set::NodeSet;
 use super::verdicts::Signature;
 use model::id::{PodRef, PodUid};
@@ -93,10 +94,8 @@ pub(super) struct Need {
 #[derive(Debug, Default)]
 pub(super) struct WaitingPods {
     pods: HashMap<PodUid, WaitingPod>,
-    /// The pods of each namespace by their time, oldest first.
-    namespaces: BTreeMap<Arc<str>, BTreeSet<(Monotonic, PodUid)>>,
-    /// The namespaces by the number of their pods.
-    sizes: BTreeSet<(usize, Arc<str>)>,
+    /// The number of pods of each namespace.
+    shares: NamespaceShares,
     kinds: BTreeMap<Arc<Signature>, WaitingKind>,
     /// Sets of nodes that newest calls have named.
     sets: Vec<Arc<NodeSet>>,
@@ -206,9 +205,7 @@ impl WaitingPods {
         self.leave_kind(uid);
         if let Some(pod) = self.pods.remove(uid) {
             self.refused.remove(&(pod.at, uid.clone()));
-            self.resize(&pod.namespace, |pods| {
-                pods.remove(&(pod.at, uid.clone()));
-            });
+            self.shares.remove(&pod.namespace, &(pod.at, uid.clone()), 1);
         }
     }
 
@@ -289,8 +286,8 @@ impl WaitingPods {
     }
 
     /// Whether pods of this namespace wait.
-    pub(super) fn has_namespace(&self, namespace: &Arc<str>) -> bool {
-        self.namespaces.contains_key(namespace)
+    pub(super) fn has_namespace(&self, namespace: &str) -> bool {
+        self.shares.has(namespace)
     }
 
     fn put(&mut self, request: PlacementRequest, state: WaitState, now: Monotonic) {
@@ -312,33 +309,15 @@ impl WaitingPods {
         if pod.state.is_refused() {
             self.refused.insert((pod.at, uid.clone()));
         }
-        self.resize(&pod.namespace, |pods| {
-            pods.insert((pod.at, uid.clone()));
-        });
+        self.shares.add(&pod.namespace, (pod.at, uid.clone()), 1);
         self.pods.insert(uid.clone(), pod);
         self.join_kind(uid);
     }
 
     /// Forgets the oldest pod of the namespace with most pods.
     fn drop_one(&mut self) {
-        let oldest = self.sizes.last().and_then(|(_, namespace)| self.namespaces.get(namespace)?.first());
-        if let Some((_, uid)) = oldest.cloned() {
+        if let Some(uid) = self.shares.first_to_forget().cloned() {
             self.remove(&uid);
-        }
-    }
-
-    /// Changes the pods of a namespace.
-    fn resize(&mut self, namespace: &Arc<str>, change: impl FnOnce(&mut BTreeSet<(Monotonic, PodUid)>)) {
-        let pods = self.namespaces.entry(Arc::clone(namespace)).or_default();
-        self.sizes.remove(&(pods.len(), Arc::clone(namespace)));
-        change(pods);
-        match pods.len() {
-            0 => {
-                self.namespaces.remove(namespace);
-            }
-            size => {
-                self.sizes.insert((size, Arc::clone(namespace)));
-            }
         }
     }
 
@@ -425,7 +404,7 @@ mod tests {
         for n in [1, 1, 3] {
             pods.remove(&slice(n, 1).uid);
         }
-        assert!(pods.pods.is_empty() && pods.namespaces.is_empty() && pods.sizes.is_empty() && pods.refused() == 0);
+        assert!(pods.pods.is_empty() && pods.shares.is_empty() && pods.refused() == 0);
     }
 
     #[test]
