@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 /// The time from the moment when there is room until the pod has its node.
 const SOON: Duration = Duration::from_secs(3);
-/// The same beside whatever else a test run does. Without its wake the pod waits for kube-scheduler's five minutes.
+/// The same for one round beside everything else that a test run does.
 const SOON_ON_A_BUSY_MACHINE: Duration = Duration::from_secs(10);
 /// Time until kube-scheduler has stopped trying a pod that was just refused.
 pub(crate) const QUIET: Duration = Duration::from_secs(5);
@@ -53,12 +53,12 @@ pub(crate) fn wait_until_refused(placed: &Placed, name: &str) {
 }
 
 /// Promise 48 in docs/specification.md: a Job waits for the GPUs of a Deployment. Its pod has a node within three seconds after
-/// the last pod of the Deployment is gone: 20 rounds with `GPU_STEWARD_LONG`. Afterwards `doctor` looks at the same installation.
+/// the last pod of the Deployment is gone, in 20 rounds with `GPU_STEWARD_LONG`, else in two of three. Afterwards `doctor` looks at the same installation.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn a_job_is_bound_soon_after_the_deployment_that_held_the_gpus_is_scaled_to_zero() {
     let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
-    let (rounds, soon) = if long { (20, SOON) } else { (3, SOON_ON_A_BUSY_MACHINE) };
+    let (rounds, may_be_late) = if long { (20, 0) } else { (3, 1) };
     let placed = Placed::up_with("extender-wakes", &[]);
     let waiting = Waiting::prepare(&placed);
     placed.agents_report();
@@ -81,12 +81,13 @@ fn a_job_is_bound_soon_after_the_deployment_that_held_the_gpus_is_scaled_to_zero
             is_bound(&pods, &name).then(|| free.map_or(Duration::ZERO, |free: Instant| free.elapsed()))
         });
         println!("round {round}: bound {:.1} s after the last pod was gone", took.as_secs_f64());
-        late.extend((took > soon).then_some((round, took)));
+        assert!(took <= SOON_ON_A_BUSY_MACHINE, "{took:?} {}", placed.extender_log());
+        late.extend((took > SOON).then_some((round, took)));
         let _ = placed.admin.run(&["delete", "job", &name, "-n", &placed.space.name]).ok();
         placed.empty();
     }
     println!("wakes after which a node fitted: {:?}", placed.metric(PASSED));
-    assert!(late.is_empty(), "{late:?} {}", placed.extender_log());
+    assert!(late.len() <= may_be_late, "{late:?} {}", placed.extender_log());
     waiting.check();
 }
 
@@ -121,7 +122,7 @@ impl Stranger {
 }
 
 /// A process of the host takes most of the memory of a GPU, so a pod is refused. When the process has ended, the pod has a node
-/// soon, and no object of the cluster has changed before.
+/// within three seconds, and no object of the cluster has changed before.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn a_pod_is_bound_soon_after_a_process_of_the_host_has_left_its_gpu() {
@@ -135,6 +136,6 @@ fn a_pod_is_bound_soon_after_a_process_of_the_host_has_left_its_gpu() {
     eventually("the pod to be bound", SETTLED, || is_bound(&placed.pods(), "waits").then_some(()));
     let took = left.elapsed();
     println!("bound {:.1} s after the process had left", took.as_secs_f64());
-    assert!(took <= SOON_ON_A_BUSY_MACHINE, "{took:?} {}", placed.extender_log());
+    assert!(took <= SOON, "{took:?} {}", placed.extender_log());
     assert_eq!(placed.metric(PASSED), Some(passed + 1));
 }
