@@ -511,7 +511,7 @@ impl ApiAnswer {
         Ok((kept, before))
     }
 
-    /// The error of the call that this answers.
+    /// This failure, as the error of the call to which `self` is the answer.
     pub(crate) fn failed(&self, failure: ApiFailure) -> ApiError {
         ApiError { call: self.call.clone(), server: Arc::clone(&self.server), failure }
     }

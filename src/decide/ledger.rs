@@ -104,8 +104,8 @@ pub enum ClaimState {
     Assumed,
     /// The claim is written on a pod that is bound to a node; no container of the pod has its devices yet.
     Bound,
-    /// The agent has given devices to a container of the pod; in the extender: the API server shows that a container has
-    /// started.
+    /// In the agent: it has given devices to a container of the pod. In the extender: the API server shows that a container
+    /// has started.
     Started,
 }
 

@@ -14,7 +14,7 @@ mod redact;
 mod tar;
 
 use crate::cluster::{ClusterReader, MAX_LISTED};
-use crate::finding::{Blind, Finding, Report, Seen};
+use crate::finding::{Unread, Finding, Report, Seen};
 use crate::leader::{Leader, LeaderPlace};
 use crate::namespace;
 use crate::nodes::NodesSeen;
@@ -108,7 +108,7 @@ impl Bundle {
     fn take_text(&mut self, name: &str, text: Seen<Vec<u8>>) {
         match text {
             Ok(text) => self.add(name, &redacted(&String::from_utf8_lossy(&text))),
-            Err(blind) => self.missing.push(format!("{name}: {blind}")),
+            Err(unread) => self.missing.push(format!("{name}: {unread}")),
         }
     }
 
@@ -116,7 +116,7 @@ impl Bundle {
     fn take_document(&mut self, name: &str, content: Seen<impl Serialize>) {
         match content.and_then(|content| document(&content)) {
             Ok(text) => self.add(name, &text),
-            Err(blind) => self.missing.push(format!("{name}: {blind}")),
+            Err(unread) => self.missing.push(format!("{name}: {unread}")),
         }
     }
 }
@@ -128,11 +128,11 @@ pub(crate) async fn make(options: &BundleOptions, cluster: &Seen<ClusterReader>,
     let about = format!("bundle {}", options.file.display());
     let reader = match cluster {
         Ok(reader) => reader,
-        Err(blind) => {
+        Err(unread) => {
             return Report::new(
                 "doctor bundle",
                 about,
-                vec![Finding::unknown("NotSeen", blind.to_string())],
+                vec![Finding::unknown("NotSeen", unread.to_string())],
                 Vec::new(),
             );
         }
@@ -161,8 +161,8 @@ fn pods<'a>(bundle: &mut Bundle, lists: [(&str, &'a Seen<Vec<DescribedPod>>); 2]
     for (whose, list) in lists {
         let mut pods: Vec<&DescribedPod> = match list {
             Ok(pods) => pods.iter().collect(),
-            Err(blind) => {
-                bundle.missing.push(format!("pods.json: {blind}"));
+            Err(unread) => {
+                bundle.missing.push(format!("pods.json: {unread}"));
                 continue;
             }
         };
@@ -177,7 +177,7 @@ fn pods<'a>(bundle: &mut Bundle, lists: [(&str, &'a Seen<Vec<DescribedPod>>); 2]
 
 /// The JSON of a document, without the secrets in its texts. Each text is redacted alone, so the document stays valid JSON.
 fn document(content: &impl Serialize) -> Seen<String> {
-    let failed = |why: serde_json::Error| Blind::new("the document", why);
+    let failed = |why: serde_json::Error| Unread::new("the document", why);
     let mut document = serde_json::to_value(content).map_err(failed)?;
     texts::change(&mut document, "", &redact_field);
     serde_json::to_string_pretty(&document).map(|json| plain_json(&json) + "\n").map_err(failed)
@@ -186,7 +186,7 @@ fn document(content: &impl Serialize) -> Seen<String> {
 async fn take_leader(bundle: &mut Bundle, options: &BundleOptions, leader: Seen<Leader>) {
     let mut leader = match leader {
         Ok(leader) => leader,
-        Err(blind) => return bundle.missing.push(format!("leader/: {blind}")),
+        Err(unread) => return bundle.missing.push(format!("leader/: {unread}")),
     };
     bundle.take_document("leader/nodes.json", leader.nodes(None).await);
     if let Some(pod) = &options.pod {
@@ -238,8 +238,8 @@ async fn take_logs(
             }
             let what = format!("the log of {place}");
             let log = match timeout(time, cluster.client.pod_log(&place, &container.name, LOG)).await {
-                Ok(log) => log.map_err(|why| Blind::new(&*what, why)),
-                Err(_) => Err(Blind::new(&*what, format!("no answer within {time:.1?}"))),
+                Ok(log) => log.map_err(|why| Unread::new(&*what, why)),
+                Err(_) => Err(Unread::new(&*what, format!("no answer within {time:.1?}"))),
             };
             if let Ok((_, before @ 1..)) = &log {
                 bundle.left_out.push(format!("{name}: {before} bytes before its last {} bytes", LOG.1));

@@ -1,6 +1,6 @@
 //! What the API server shows, with the rights of the caller.
 
-use crate::finding::{Blind, Finding, Seen};
+use crate::finding::{Unread, Finding, Seen};
 use apiserver::NotConnected;
 use apiserver::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use apiserver::error::ApiError;
@@ -49,8 +49,8 @@ impl ClusterReader {
         let what = "the API server";
         match apiserver::connect(kubeconfig).await {
             Ok(connection) => Ok(Ok(ClusterReader { client: ApiClient::new(connection) })),
-            Err(why @ NotConnected::Nowhere { .. }) => Err(Blind::new(what, why)),
-            Err(why) => Ok(Err(Blind::new(what, why))),
+            Err(why @ NotConnected::Nowhere { .. }) => Err(Unread::new(what, why)),
+            Err(why) => Ok(Err(Unread::new(what, why))),
         }
     }
 
@@ -58,13 +58,13 @@ impl ClusterReader {
     ///
     /// # Errors
     /// `None` if there is no such pod.
-    pub(crate) async fn pod(&self, pod: &PodRef) -> Result<(DescribedPod, Vec<u8>), Option<Blind>> {
+    pub(crate) async fn pod(&self, pod: &PodRef) -> Result<(DescribedPod, Vec<u8>), Option<Unread>> {
         let what = format!("pod {pod}");
         let read = async {
             match self.client.get_pod(pod, &ReadAge::Newest).await {
                 Ok(json) => Ok((decoded(&what, described_pod::decode(&json))?, json)),
                 Err(why) if why.code() == Some(404) => Err(None),
-                Err(why) => Err(Some(Blind::new(&*what, why))),
+                Err(why) => Err(Some(Unread::new(&*what, why))),
             }
         };
         timeout(WITHIN, read).await.unwrap_or_else(|_| Err(Some(slow(&what))))
@@ -82,7 +82,7 @@ impl ClusterReader {
     pub(crate) async fn server_time(&self) -> Seen<WallTime> {
         let what = "the time of the API server";
         let date = within(what, self.client.date()).await?;
-        timestamp::http_date(&date).ok_or_else(|| Blind::new(what, format!("{date:?} is not a date")))
+        timestamp::http_date(&date).ok_or_else(|| Unread::new(what, format!("{date:?} is not a date")))
     }
 
     /// All Nodes.
@@ -92,14 +92,14 @@ impl ClusterReader {
         let read = async {
             let (mut nodes, mut age) = (Vec::new(), ReadAge::Newest);
             loop {
-                let page = self.client.list(&all, &age, Some(PAGE)).await.map_err(|why| Blind::new(what, why))?;
+                let page = self.client.list(&all, &age, Some(PAGE)).await.map_err(|why| Unread::new(what, why))?;
                 let page = decoded(what, described_node::decode_list(&page))?;
                 nodes.extend(page.nodes);
                 if page.more.is_empty() {
                     return Ok(nodes);
                 }
                 if nodes.len() >= MAX_CLUSTER_NODES {
-                    return Err(Blind::new(what, format!("there are more than {MAX_CLUSTER_NODES}")));
+                    return Err(Unread::new(what, format!("there are more than {MAX_CLUSTER_NODES}")));
                 }
                 age = ReadAge::Continued(page.more);
             }
@@ -127,7 +127,7 @@ impl ClusterReader {
         }
         let connection = self.client.connection().clone();
         let lease = LeaseClient::new(connection, (namespace.into(), name.into()), WITHIN);
-        let lease = lease.get().await.map_err(|why| Blind::new(format!("the Lease {namespace}/{name}"), why))?;
+        let lease = lease.get().await.map_err(|why| Unread::new(format!("the Lease {namespace}/{name}"), why))?;
         // Other programs name Leases after their accounts too, and write no epoch.
         Ok(lease.map(|lease| lease.record).filter(|record| record.epoch.is_some()))
     }
@@ -149,7 +149,7 @@ impl ClusterReader {
             let (mut all, mut age) = (DescribedEvents::default(), ReadAge::Newest);
             for _ in 0..MAX_EVENT_PAGES {
                 let page = self.client.list(&selection, &age, Some(MAX_LISTED)).await;
-                let page = page.map_err(|why| Blind::new(&*what, why))?;
+                let page = page.map_err(|why| Unread::new(&*what, why))?;
                 let page = decoded(&what, described_event::decode_list(&page))?;
                 all.events.extend(page.events);
                 all.more = page.more;
@@ -159,7 +159,7 @@ impl ClusterReader {
                 age = ReadAge::Continued(all.more.clone());
             }
             all.events.sort_by_key(|event| std::cmp::Reverse(event.at));
-            Ok::<_, Blind>(all)
+            Ok::<_, Unread>(all)
         };
         timeout(WITHIN, read).await.unwrap_or_else(|_| Err(slow(&what)))
     }
@@ -170,7 +170,7 @@ impl ClusterReader {
 pub(crate) struct TimeSeen {
     pub(crate) now: WallTime,
     /// Why `now` is the time of this machine; `None` if it is the time of the API server.
-    pub(crate) own: Option<Blind>,
+    pub(crate) own: Option<Unread>,
 }
 
 impl TimeSeen {
@@ -178,33 +178,33 @@ impl TimeSeen {
     pub(crate) async fn look(cluster: Seen<&ClusterReader>) -> TimeSeen {
         let seen = match cluster {
             Ok(cluster) => cluster.server_time().await,
-            Err(blind) => Err(blind),
+            Err(unread) => Err(unread),
         };
         match seen {
             Ok(now) => TimeSeen { now, own: None },
-            Err(blind) => TimeSeen { now: clock::now().wall, own: Some(blind) },
+            Err(unread) => TimeSeen { now: clock::now().wall, own: Some(unread) },
         }
     }
 
     /// A note if ages are by the clock of this machine.
     pub(crate) fn note(&self) -> Option<Finding> {
-        let blind = self.own.as_ref()?;
-        Some(Finding::note("OwnClock", format!("ages are by the clock of this machine: {blind}")))
+        let unread = self.own.as_ref()?;
+        Some(Finding::note("OwnClock", format!("ages are by the clock of this machine: {unread}")))
     }
 }
 
 /// What a call answers within [`WITHIN`].
 async fn within<T>(what: &str, call: impl Future<Output = Result<T, ApiError>>) -> Seen<T> {
     match timeout(WITHIN, call).await {
-        Ok(answer) => answer.map_err(|why| Blind::new(what, why)),
+        Ok(answer) => answer.map_err(|why| Unread::new(what, why)),
         Err(_) => Err(slow(what)),
     }
 }
 
-fn slow(what: &str) -> Blind {
-    Blind::new(what, format!("no answer within {} s", WITHIN.as_secs()))
+fn slow(what: &str) -> Unread {
+    Unread::new(what, format!("no answer within {} s", WITHIN.as_secs()))
 }
 
 fn decoded<T, E: Display>(what: &str, decoded: Result<T, E>) -> Seen<T> {
-    decoded.map_err(|why| Blind::new(what, why))
+    decoded.map_err(|why| Unread::new(what, why))
 }

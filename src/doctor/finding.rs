@@ -100,21 +100,21 @@ impl Finding {
 /// Something that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
-pub(crate) struct Blind {
+pub(crate) struct Unread {
     /// What was to be read.
     pub(crate) what: String,
     /// Why the read failed. A refusal of the API server names the right that is missing.
     pub(crate) why: String,
 }
 
-impl Blind {
-    pub(crate) fn new(what: impl Into<String>, why: impl ToString) -> Blind {
-        Blind { what: what.into(), why: why.to_string() }
+impl Unread {
+    pub(crate) fn new(what: impl Into<String>, why: impl ToString) -> Unread {
+        Unread { what: what.into(), why: why.to_string() }
     }
 }
 
 /// Something that was looked at, or the reason why this failed.
-pub(crate) type Seen<T> = Result<T, Blind>;
+pub(crate) type Seen<T> = Result<T, Unread>;
 
 /// Findings about one thing.
 #[derive(Clone, Debug, PartialEq, Serialize)]

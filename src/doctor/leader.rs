@@ -2,7 +2,7 @@
 //! machine, so the question goes through a port forwarded into its pod, or to an address that the caller names.
 
 use crate::cluster::ClusterReader;
-use crate::finding::{Blind, Seen};
+use crate::finding::{Unread, Seen};
 use crate::http::HttpConnection;
 use crate::texts;
 use apiserver::port_forward::ForwardedPort;
@@ -25,7 +25,7 @@ const MAX_EXTENDERS: usize = 8;
 const PORT: u16 = 9444;
 /// Maximum number of characters of a refusal that are shown.
 const MAX_REFUSAL: usize = 400;
-/// What this module reads, for a [`Blind`].
+/// What this module reads. An error names it as what could not be read ([`Unread::what`]).
 const WHAT: &str = "the leading extender";
 
 /// Where the leader is looked for.
@@ -84,18 +84,18 @@ impl Leader {
         for pod in pods.iter().filter(|pod| pod.phase == "Running").take(MAX_EXTENDERS) {
             let leads = match Leader::in_pod(cluster, pod).await {
                 Ok(mut leader) => leader.leads().await.map(|()| leader),
-                Err(blind) => Err(blind),
+                Err(unread) => Err(unread),
             };
             match leads {
                 Ok(leader) => return Ok(leader),
-                Err(blind) => why = blind.why,
+                Err(unread) => why = unread.why,
             }
         }
-        Err(Blind::new(WHAT, why))
+        Err(Unread::new(WHAT, why))
     }
 
     async fn at(address: &str) -> Seen<Leader> {
-        let failed = |why: String| Blind::new(WHAT, format!("no extender answers at {address}: {why}"));
+        let failed = |why: String| Unread::new(WHAT, format!("no extender answers at {address}: {why}"));
         let stream = match timeout(CONNECT, TcpStream::connect(address)).await {
             Ok(stream) => stream.map_err(|error| failed(error.to_string()))?,
             Err(_) => return Err(failed(format!("no connection within {} s", CONNECT.as_secs()))),
@@ -109,8 +109,8 @@ impl Leader {
         let port = ports.find(|(name, _)| name == "metrics").map_or(PORT, |(_, port)| *port);
         let place = pod.reference();
         let forwarded = cluster.client.forward_port(&place, port).await;
-        let (stream, forwarded) = forwarded.map_err(|why| Blind::new(WHAT, why))?;
-        let http = HttpConnection::over(stream).await.map_err(|why| Blind::new(WHAT, why))?;
+        let (stream, forwarded) = forwarded.map_err(|why| Unread::new(WHAT, why))?;
+        let http = HttpConnection::over(stream).await.map_err(|why| Unread::new(WHAT, why))?;
         Ok(Leader { http, host: format!("localhost:{port}"), name: place.to_string(), port: Some(forwarded) })
     }
 
@@ -143,7 +143,7 @@ impl Leader {
         let (status, body) = self.get(path).await?;
         match status {
             StatusCode::OK => read(&body).map(Some).map_err(|why| {
-                Blind::new(WHAT, format!("{} answered {path} in a form that cannot be read: {why}", self.name))
+                Unread::new(WHAT, format!("{} answered {path} in a form that cannot be read: {why}", self.name))
             }),
             StatusCode::NOT_FOUND => Ok(None),
             status => Err(self.refused(status, &body)),
@@ -156,14 +156,14 @@ impl Leader {
             Err(why) => {
                 // The kubelet's reason says more than that the connection has ended.
                 let why = self.port.as_ref().and_then(ForwardedPort::why).unwrap_or(why);
-                Err(Blind::new(WHAT, format!("{} does not answer GET {path}: {why}", self.name)))
+                Err(Unread::new(WHAT, format!("{} does not answer GET {path}: {why}", self.name)))
             }
         }
     }
 
-    fn refused(&self, status: StatusCode, body: &[u8]) -> Blind {
+    fn refused(&self, status: StatusCode, body: &[u8]) -> Unread {
         let text: String = String::from_utf8_lossy(body).trim().chars().take(MAX_REFUSAL).collect();
-        Blind::new(WHAT, format!("{} answered {}: {text}", self.name, status.as_u16()))
+        Unread::new(WHAT, format!("{} answered {}: {text}", self.name, status.as_u16()))
     }
 }
 

@@ -101,7 +101,7 @@ async fn open(access: &ClusterAccess) -> Opened {
     let cluster = ClusterReader::open(access.kubeconfig.as_deref()).await;
     let extenders = match &cluster {
         Ok(cluster) => namespace::extenders(cluster, access.namespace.as_deref()).await,
-        Err(blind) => Err(blind.clone()),
+        Err(unread) => Err(unread.clone()),
     };
     Opened { cluster, extenders }
 }

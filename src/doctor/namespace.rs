@@ -3,7 +3,7 @@
 //! of the extender. If Leases cannot be read, and for agents without an extender, all pods must be in one namespace.
 
 use crate::cluster::{ClusterReader, MAX_LISTED};
-use crate::finding::{Blind, Seen};
+use crate::finding::{Unread, Seen};
 use model::lease::LeaseRecord;
 use std::collections::BTreeSet;
 use wire::described_pod::DescribedPod;
@@ -55,7 +55,7 @@ pub(crate) async fn agents(
 /// The pods in the namespace of the Lease. All pods are listed.
 fn of_lease(mut pods: Vec<DescribedPod>, leases: &[LeaseSeen]) -> Seen<Vec<DescribedPod>> {
     if let Some(unseen) = leases.iter().find_map(|(_, lease)| lease.as_ref().err()) {
-        return in_one_namespace(pods).map_err(|blind| Blind { why: format!("{}; {unseen}", blind.why), ..blind });
+        return in_one_namespace(pods).map_err(|unread| Unread { why: format!("{}; {unseen}", unread.why), ..unread });
     }
     let held: Vec<(&str, &LeaseRecord)> = leases
         .iter()
@@ -98,7 +98,7 @@ fn namespaces(pods: &[DescribedPod]) -> BTreeSet<&str> {
     pods.iter().map(|pod| pod.namespace.as_str()).collect()
 }
 
-fn refused(namespaces: &BTreeSet<&str>, why: &str) -> Blind {
+fn refused(namespaces: &BTreeSet<&str>, why: &str) -> Unread {
     let named: Vec<&str> = namespaces.iter().copied().take(MAX_NAMED).collect();
     let more = match namespaces.len() - named.len() {
         0 => String::new(),
@@ -106,7 +106,7 @@ fn refused(namespaces: &BTreeSet<&str>, why: &str) -> Blind {
     };
     let named = named.join(", ");
     let why = format!("{why} ({named}{more}); name the one of gpu-steward with --steward-namespace");
-    Blind::new("the namespace of gpu-steward", why)
+    Unread::new("the namespace of gpu-steward", why)
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn unseen(namespace: &str) -> LeaseSeen {
-        (namespace.to_owned(), Err(Blind::new("the Lease", "no right")))
+        (namespace.to_owned(), Err(Unread::new("the Lease", "no right")))
     }
 
     #[test]
@@ -142,10 +142,10 @@ mod tests {
             (vec![unseen("aaa")], "pods in more than one namespace have its labels"),
             (vec![lease("aaa", Some("fake")), unseen("gpu")], "pods in more than one namespace have its labels"),
         ] {
-            let blind = of_lease(all(), &leases).unwrap_err();
-            assert!(blind.why.starts_with(why), "{blind}");
-            assert!(blind.why.contains("(aaa, gpu)") && blind.why.contains("--steward-namespace"), "{blind}");
-            assert_eq!(blind.why.ends_with("no right"), leases.iter().any(|(_, lease)| lease.is_err()), "{blind}");
+            let unread = of_lease(all(), &leases).unwrap_err();
+            assert!(unread.why.starts_with(why), "{unread}");
+            assert!(unread.why.contains("(aaa, gpu)") && unread.why.contains("--steward-namespace"), "{unread}");
+            assert_eq!(unread.why.ends_with("no right"), leases.iter().any(|(_, lease)| lease.is_err()), "{unread}");
         }
         let one = vec![pod("gpu", "one")];
         assert_eq!(names(&of_lease(one.clone(), &[unseen("gpu")])), ["one"]);

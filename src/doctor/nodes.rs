@@ -12,7 +12,7 @@ mod judge;
 pub(crate) use judge::{NodeRow, judged};
 
 use crate::cluster::{ClusterReader, TimeSeen};
-use crate::finding::{Blind, Finding, Report, Seen};
+use crate::finding::{Unread, Finding, Report, Seen};
 use crate::leader::{Leader, LeaderPlace};
 use crate::print::Row;
 use wire::api::believed_nodes::BelievedNodesJson;
@@ -38,12 +38,12 @@ impl NodesSeen {
         let reader = cluster.as_ref().map_err(Clone::clone);
         let nodes = match &reader {
             Ok(cluster) => cluster.nodes().await,
-            Err(blind) => Err(blind.clone()),
+            Err(unread) => Err(unread.clone()),
         };
         let time = TimeSeen::look(reader.clone()).await;
         let believed = match Leader::find(place, reader, pods).await {
             Ok(mut leader) => leader.nodes(None).await,
-            Err(blind) => Err(blind),
+            Err(unread) => Err(unread),
         };
         NodesSeen { nodes, believed, time }
     }
@@ -53,8 +53,8 @@ impl NodesSeen {
         let mut findings: Vec<Finding> = self.believed.as_ref().err().map(no_leader).into_iter().collect();
         let nodes = match &self.nodes {
             Ok(nodes) => nodes,
-            Err(blind) => {
-                findings.push(Finding::unknown("NodesNotSeen", blind.to_string()));
+            Err(unread) => {
+                findings.push(Finding::unknown("NodesNotSeen", unread.to_string()));
                 return Report::new("doctor nodes", "the Nodes", findings, Vec::new());
             }
         };
@@ -74,8 +74,8 @@ impl NodesSeen {
 }
 
 /// Without the leader the streams are not known, nor why it places nothing on a Node.
-fn no_leader(blind: &Blind) -> Finding {
-    Finding::unknown("LeaderNotSeen", format!("{blind}; the streams of agents are not known"))
+fn no_leader(unread: &Unread) -> Finding {
+    Finding::unknown("LeaderNotSeen", format!("{unread}; the streams of agents are not known"))
         .advise([format!("to see what the leader believes: {LEADER_ADVICE}")])
 }
 

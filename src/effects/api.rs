@@ -52,7 +52,7 @@ impl ApiFilter {
         self.matches_name(owner.namespace.as_deref(), owner.pod.as_deref())
     }
 
-    /// The GPU of the filter, if the node has no such GPU.
+    /// The GPU that the filter names and the node does not have; else `None`.
     #[must_use]
     pub fn missing_gpu(&self, view: &NodeView) -> Option<&str> {
         let gpu = self.gpu.as_deref()?;

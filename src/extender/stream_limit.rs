@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Maximum number of streams of one Node at once, including streams that are opening or closing. An agent has one
 /// stream, and for a moment two when it renews its token or is replaced. Each may leave behind another stream that is
-/// closing.
+/// closing: four streams. Eight leave a reserve.
 pub(super) const MOST_STREAMS: u32 = 8;
 /// Up to this number of Nodes, the rates of idle Nodes are kept too; they take about 10 KiB.
 const LEAST_KEPT: usize = 64;

@@ -191,8 +191,8 @@ pub trait Readings {
     fn made_by(make: &impl MakeReading) -> Self;
 }
 
-/// Declares structs whose fields are readings, or structs of readings. Each gets [`Readings::made_by`] and
-/// `absent(why)`: all of its readings absent for one reason.
+/// Declares structs. Each field is a reading, or a struct of readings. Each struct gets [`Readings::made_by`], and
+/// `absent(why)`, which makes all of its readings absent for one reason.
 macro_rules! readings {
     ($($(#[$about:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $type:ty,)* })*) => {$(
         $(#[$about])*

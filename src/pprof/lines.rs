@@ -1,5 +1,6 @@
-//! Finds the function, file and line of an address, in the debug information (of the file, or of the separate file that
-//! it names) and the symbol table. Used only in the child.
+//! Finds the function, source file and line of an address. They come from the symbol table and the debug information of
+//! the loaded ELF file, or of the separate debug file that the ELF file names. Used only in the child process that finds
+//! symbols.
 
 use crate::order::Module;
 use crate::profile::SourceLine;

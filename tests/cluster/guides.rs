@@ -20,8 +20,8 @@ const PORTS: [u16; 2] = [9444, 9445];
 struct Reader<'a> {
     placed: &'a Placed,
     folder: TempDir,
-    /// The words of the guide that stand for something, and what stands there here.
-    places: Vec<(&'static str, String)>,
+    /// The placeholders of the guide, and the values of this test for them.
+    placeholders: Vec<(&'static str, String)>,
 }
 
 /// A command that ends with this value.
@@ -45,7 +45,7 @@ pub(crate) fn check(placed: &Placed, (namespace, name): (&str, &str)) {
     };
     let report = folder.path().join("report.tar").display().to_string();
     // The longer one of two words comes first.
-    let places = vec![
+    let placeholders = vec![
         ("NAMESPACE/NAME", format!("{namespace}/{name}")),
         ("pod NAME -n NAMESPACE", format!("pod {name} -n {namespace}")),
         ("-n NAMESPACE", format!("-n {NAMESPACE}")),
@@ -54,15 +54,15 @@ pub(crate) fn check(placed: &Placed, (namespace, name): (&str, &str)) {
         ("EXTENDER-POD", first("extender")),
         ("/tmp/report.tar", report),
     ];
-    let reader = Reader { placed, folder, places };
+    let reader = Reader { placed, folder, placeholders };
     reader.troubleshooting();
     reader.rollbacks();
 }
 
 impl Reader<'_> {
-    /// The command with what stands here for the words of the guide.
+    /// The command, with the guide's placeholders (`NAMESPACE`, `AGENT-POD`) replaced by this test's values.
     fn told(&self, command: &str) -> String {
-        let told = self.places.iter().fold(command.to_owned(), |text, (from, to)| text.replace(from, to));
+        let told = self.placeholders.iter().fold(command.to_owned(), |text, (from, to)| text.replace(from, to));
         assert!(
             !["NAMESPACE", "-POD", "…"].iter().any(|word| told.contains(word)),
             "{told}: a word has no meaning here"

@@ -38,7 +38,8 @@ use wire::device_config::DeviceConfig;
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often changed counts are reported: once for each view.
 const REPORT: Duration = Duration::from_secs(1);
-/// How often the agent looks for GPUs that pods got from other plugins or under other resources, in addition to each start.
+/// How often the agent looks for GPUs that pods got from other plugins, or by the names of other resources. It also looks before
+/// each container starts.
 const OTHERS: Duration = Duration::from_secs(5);
 /// How often the checkpoint is read for the extender while a pod waits for its start: an agent that is about to stop waits
 /// until the kubelet has called `Allocate` for all bound pods.

@@ -106,8 +106,8 @@ impl NodeAllocator {
         self.effective_claim(self.pods.by_uid.get(uid)?).given().cloned()
     }
 
-    /// Whether every device of this claim has room for it alongside all other claims, or the claims on the device at
-    /// least do not grow.
+    /// Whether the claim may be moved. On each of its devices, all claims must fit after the move, or take no more than
+    /// before it.
     fn has_room(&self, moves: &GpuPod, claim: &Claim) -> bool {
         let devices: BTreeSet<&GpuUuid> = claim.iter().flatten().map(|device_share| &device_share.device).collect();
         devices.into_iter().all(|device| {

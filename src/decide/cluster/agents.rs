@@ -153,7 +153,7 @@ impl ClusterState {
     pub fn agents_at(&mut self, now: Monotonic) {
         self.find_silent(now);
         let late = |since: &Monotonic| now.since(*since) >= STREAM_BACK_WITHIN;
-        // Usually empty. After a network failure it may hold all nodes, each once.
+        // `closing` is usually empty. After a network failure it may hold each node once.
         if !self.closing.values().any(late) {
             return;
         }

@@ -235,11 +235,12 @@ impl ClusterState {
     fn placed(&mut self, request: &PlacementRequest, nodes: &[&str], now: Monotonic) -> Option<FilterVerdict> {
         let verdict = only(self.locations.get(&request.uid)?, nodes);
         let fits = !verdict.fit.is_empty();
-        // The call may be older than a binding that the watch has shown.
-        let is_open = self.claim_of(&request.uid).is_some_and(|(node, state)| {
+        // A call that does not name the pod's node may only be older than the binding; then the pod does not wait. If the watch
+        // has not shown the binding yet, or the pod is ending, the pod may fit elsewhere, and waits.
+        let may_fit_elsewhere = self.claim_of(&request.uid).is_some_and(|(node, state)| {
             state == ClaimState::Assumed || self.nodes.get(node).is_some_and(|node| node.is_ending(&request.uid))
         });
-        if fits || !is_open {
+        if fits || !may_fit_elsewhere {
             self.wake_is_asked(&request.uid, fits);
         } else {
             self.refuse_elsewhere(request, nodes, now);

@@ -223,8 +223,8 @@ fn agent(facts: &NodeFacts) -> Finding {
 fn clock(facts: &NodeFacts) -> Finding {
     let (there, here) = match &facts.clocks {
         Ok(clocks) => clocks,
-        Err(blind) => {
-            let what = format!("the clock was compared with no other one: {blind}");
+        Err(unread) => {
+            let what = format!("the clock was compared with no other one: {unread}");
             return Finding::new(unseen(facts), "ClockNotCompared", what);
         }
     };
@@ -244,8 +244,8 @@ fn versions(facts: &NodeFacts) -> Finding {
             text.push_str(&format!(", kubelet {}, {}", node.kubelet, node.runtime));
             Finding::well("Versions", text)
         }
-        Err(blind) => {
-            let what = format!("{text}; {blind}; its register was not compared with the driver");
+        Err(unread) => {
+            let what = format!("{text}; {unread}; its register was not compared with the driver");
             Finding::new(unseen(facts), "NodeNotSeen", what)
         }
     }
@@ -259,7 +259,7 @@ fn unseen(facts: &NodeFacts) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::Blind;
+    use crate::finding::Unread;
     use model::time::WallTime;
     use sources::nvml::probe::ProbedGpu;
     use wire::described_node::DescribedNode;
@@ -365,15 +365,15 @@ mod tests {
             (|facts| facts.agent = Ok(None), "AgentNotAsked", Unknown),
             (|facts| facts.agent = Err("no agent".into()), "NoAgent", Wrong),
             (|facts| facts.clocks = Ok((WallTime(0), WallTime(31_000_000))), "ClockSkew", Wrong),
-            (|facts| facts.clocks = Err(Blind::new("the API server", "away")), "ClockNotCompared", Unknown),
-            (|facts| facts.node = Err(Blind::new("Node n1", "403")), "NodeNotSeen", Unknown),
+            (|facts| facts.clocks = Err(Unread::new("the API server", "away")), "ClockNotCompared", Unknown),
+            (|facts| facts.node = Err(Unread::new("Node n1", "403")), "NodeNotSeen", Unknown),
         ];
         for (change, code, verdict) in cases {
             let mut facts = facts();
             change(&mut facts);
             assert_eq!(bad(&facts), [(code, verdict)], "{code}");
         }
-        let none = Blind::new("the API server", "nothing names one");
+        let none = Unread::new("the API server", "nothing names one");
         let alone = NodeFacts { has_cluster: false, node: Err(none.clone()), clocks: Err(none), ..facts() };
         assert_eq!(bad(&alone), [("ClockNotCompared", Note), ("NodeNotSeen", Note)]);
     }

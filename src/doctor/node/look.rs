@@ -1,7 +1,7 @@
 //! Looks at this machine.
 
 use crate::cluster::ClusterReader;
-use crate::finding::{Blind, Seen};
+use crate::finding::{Unread, Seen};
 use crate::http::HttpConnection;
 use model::id::NodeName;
 use model::nvidia::REGISTER;
@@ -93,7 +93,8 @@ pub(crate) struct NodeFacts {
     /// The answer of this machine's agent at `/readyz`; `None` if it listens and serves HTTPS.
     pub(crate) agent: Result<Option<(u16, String)>, String>,
     pub(crate) usage_socket: Tried,
-    /// Whether something names an API server. If not, a machine is judged by itself.
+    /// Whether a flag, a kubeconfig or a service account names an API server. If none does, what only the API server knows is a
+    /// note in the report, not a problem.
     pub(crate) has_cluster: bool,
     pub(crate) node: Seen<DescribedNode>,
     /// The time of the API server, and of this machine at that moment.
@@ -107,11 +108,11 @@ pub(crate) async fn look(places: &NodePlaces, (cluster, has_cluster): (&Seen<Clu
         Ok(cluster) => {
             let node = match NodeName::parse(&name) {
                 Ok(name) => cluster.node(&name).await,
-                Err(why) => Err(Blind::new(format!("Node {name:?}"), why)),
+                Err(why) => Err(Unread::new(format!("Node {name:?}"), why)),
             };
             (node, cluster.server_time().await.map(|there| (there, clock::now().wall)))
         }
-        Err(blind) => (Err(blind.clone()), Err(blind.clone())),
+        Err(unread) => (Err(unread.clone()), Err(unread.clone())),
     };
     let registered: Option<Vec<String>> = node.as_ref().ok().and_then(|node| {
         let gpus = register::decode(node.annotations.get(REGISTER)?).ok()?;

@@ -1,7 +1,7 @@
 //! What is known about a waiting pod, and where each fact was looked up.
 
 use crate::cluster::{ClusterReader, TimeSeen};
-use crate::finding::{Blind, Seen};
+use crate::finding::{Unread, Seen};
 use crate::leader::{Leader, LeaderPlace};
 use crate::pod::reasons;
 use model::id::{NodeName, PodRef};
@@ -72,7 +72,7 @@ pub(crate) struct PodFacts {
     /// Namespace and name.
     pub(crate) name: String,
     /// `Err(None)` if there is no such pod.
-    pub(crate) pod: Result<PodSeen, Option<Blind>>,
+    pub(crate) pod: Result<PodSeen, Option<Unread>>,
     /// The events about the pod, the newest first.
     pub(crate) events: Seen<Vec<DescribedEvent>>,
     /// The name of the scheduler that asks the extender.
@@ -100,11 +100,11 @@ impl PodFacts {
         let reader = cluster.as_ref().map_err(Clone::clone);
         let seen = match &reader {
             Ok(cluster) => cluster.pod(pod).await.map(|(described, json)| seen(described, &json)),
-            Err(blind) => Err(Some(blind.clone())),
+            Err(unread) => Err(Some(unread.clone())),
         };
         let events = match (&reader, &seen) {
             (Ok(cluster), Ok(seen)) => cluster.events_about(&pod.namespace, &seen.described.uid).await,
-            (Err(blind), _) | (_, Err(Some(blind))) => Err(blind.clone()),
+            (Err(unread), _) | (_, Err(Some(unread))) => Err(unread.clone()),
             (_, Err(None)) => Ok(Vec::new()),
         };
         let mut leader = Leader::find(place, reader.clone(), &extenders).await;
@@ -113,7 +113,7 @@ impl PodFacts {
                 let found = leader.decisions(&pod.to_string()).await;
                 found.map(|found| of_this_pod(found.decisions, seen.as_ref().ok()))
             }
-            Err(blind) => Err(blind.clone()),
+            Err(unread) => Err(unread.clone()),
         };
         let mut facts = PodFacts {
             name: pod.to_string(),
@@ -146,7 +146,7 @@ impl PodFacts {
             return;
         }
         self.nodes = match cluster {
-            Err(blind) => Err(blind),
+            Err(unread) => Err(unread),
             Ok(cluster) if refused.is_empty() => cluster.nodes().await,
             Ok(cluster) => {
                 let mut nodes = Ok(Vec::new());

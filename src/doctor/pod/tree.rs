@@ -9,7 +9,7 @@
 
 use super::facts::{Outcome, PodFacts, PodSeen, Step};
 use super::reasons;
-use crate::finding::{Blind, Finding, Verdict};
+use crate::finding::{Unread, Finding, Verdict};
 use crate::nodes::{LEADER_ADVICE, NodeRow, judged};
 use decide::placement::RefusalReason;
 use wire::api::believed_nodes::{BelievedDeviceJson, BelievedNodeJson};
@@ -36,7 +36,7 @@ pub(crate) fn diagnose(facts: &PodFacts) -> Vec<Finding> {
                 Finding::wrong("PodNotFound", what).advise(["name the pod as NAMESPACE/NAME: kubectl get pods -A"]),
             ];
         }
-        Err(Some(blind)) => return vec![Finding::unknown("PodNotSeen", blind.to_string())],
+        Err(Some(unread)) => return vec![Finding::unknown("PodNotSeen", unread.to_string())],
     };
     let mut findings = match placed(facts, seen) {
         // Nothing else is needed for the answer.
@@ -50,20 +50,20 @@ pub(crate) fn diagnose(facts: &PodFacts) -> Vec<Finding> {
 
 /// What could not be looked at, with the right that is missing. The diagnosis goes on without it.
 fn not_looked_at(facts: &PodFacts) -> Vec<Finding> {
-    let mut blinds: Vec<&Blind> = Vec::new();
+    let mut blinds: Vec<&Unread> = Vec::new();
     let all = [
         facts.events.as_ref().err(),
         facts.extenders.as_ref().err(),
         facts.decisions.as_ref().err(),
         facts.nodes.as_ref().err(),
     ];
-    for blind in all.into_iter().flatten() {
-        if !blinds.iter().any(|known| known.why == blind.why) {
-            blinds.push(blind);
+    for unread in all.into_iter().flatten() {
+        if !blinds.iter().any(|known| known.why == unread.why) {
+            blinds.push(unread);
         }
     }
     let advice = facts.decisions.is_err().then(|| format!("to see the leader's decisions: {LEADER_ADVICE}"));
-    let finding = |blind: &Blind| Finding::note("NotLookedAt", blind.to_string());
+    let finding = |unread: &Unread| Finding::note("NotLookedAt", unread.to_string());
     let mut findings: Vec<Finding> = blinds.into_iter().map(finding).collect();
     if let Some(last) = findings.last_mut() {
         last.advice.extend(advice);
@@ -168,10 +168,10 @@ fn no_step(facts: &PodFacts, seen: &PodSeen) -> Finding {
         );
         return unscheduled(seen, Finding::wrong("OtherScheduler", what).advise([advice]));
     }
-    if let Err(blind) = &facts.events
+    if let Err(unread) = &facts.events
         && facts.decisions.is_err()
     {
-        let what = format!("neither the events nor the leader's decisions could be looked at: {blind}");
+        let what = format!("neither the events nor the leader's decisions could be looked at: {unread}");
         return unscheduled(seen, Finding::unknown("NoEvidence", what));
     }
     if seen.described.unscheduled.as_ref().is_some_and(|(reason, _)| reason == "Unschedulable") {

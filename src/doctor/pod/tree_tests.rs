@@ -3,7 +3,7 @@
 use super::facts::{PodFacts, PodSeen};
 use super::tree::diagnose;
 use crate::cluster::TimeSeen;
-use crate::finding::{Blind, Finding, Report, Verdict};
+use crate::finding::{Unread, Finding, Report, Verdict};
 use model::time::WallTime;
 use std::collections::BTreeMap;
 use wire::api::believed_nodes::{BelievedDeviceJson, BelievedNodeJson};
@@ -113,7 +113,7 @@ fn first(facts: &PodFacts) -> Finding {
 fn each_leaf_of_the_tree_is_found_and_says_what_to_do() {
     let failed =
         |why: &str| with_event("FilteringFailed", &format!("no node fits: 1 node refused: {why} on 1 GPU of 1 node"));
-    let gone = PodFacts { extenders: Ok(Vec::new()), leader: Err(Blind::new("the leader", "none")), ..facts() };
+    let gone = PodFacts { extenders: Ok(Vec::new()), leader: Err(Unread::new("the leader", "none")), ..facts() };
     for (facts, code, step) in [
         (gone, "SchedulerNotRunning", "kubectl rollout restart"),
         (with_pod(|pod| pod.request = Ok(None)), "NoGpuRequested", "add nvidia.com/gpu"),
@@ -165,7 +165,7 @@ fn a_pod_that_waits_for_no_node_is_answered_at_once() {
         |reason: &str| DescribedContainer { waits: Some((reason.into(), "x".into())), ..DescribedContainer::default() };
     for (facts, code, verdict) in [
         (PodFacts { pod: Err(None), ..facts() }, "PodNotFound", Wrong),
-        (PodFacts { pod: Err(Some(Blind::new("pod", "403"))), ..facts() }, "PodNotSeen", Unknown),
+        (PodFacts { pod: Err(Some(Unread::new("pod", "403"))), ..facts() }, "PodNotSeen", Unknown),
         (with_pod(|pod| pod.described.phase = "Succeeded".into()), "PodEnded", Well),
         (with_pod(|pod| pod.described.phase = "Failed".into()), "PodFailed", Wrong),
         (with_pod(|pod| pod.described.deleting = true), "PodDeleted", Wrong),
@@ -260,18 +260,18 @@ fn too_little_memory_is_shown_with_the_live_use_of_the_gpus() {
 
 #[test]
 fn a_right_that_is_missing_is_named_and_the_diagnosis_goes_on() {
-    let blind = |what: &str| Blind::new(what, "403 is forbidden; allow this identity to list events (ClusterRole)");
+    let unread = |what: &str| Unread::new(what, "403 is forbidden; allow this identity to list events (ClusterRole)");
     let mut facts = with_event("FilteringFailed", "CardInsufficientMemory");
-    facts.decisions = Err(blind("the leading extender"));
-    facts.leader = Err(blind("the leading extender"));
-    facts.extenders = Err(blind("the pods of the extender"));
+    facts.decisions = Err(unread("the leading extender"));
+    facts.leader = Err(unread("the leading extender"));
+    facts.extenders = Err(unread("the pods of the extender"));
     assert_eq!(codes(&facts), [("CardInsufficientMemory", Verdict::Wrong), ("NotLookedAt", Verdict::Note)]);
     let found = diagnose(&facts);
     assert!(found[1].what.contains("allow this identity to list events"), "{found:?}");
     assert!(found[1].advice[0].contains("--extender http://127.0.0.1:9444"), "{found:?}");
-    facts.time.own = Some(blind("the time of the API server"));
+    facts.time.own = Some(unread("the time of the API server"));
     assert_eq!(codes(&facts)[2], ("OwnClock", Verdict::Note));
-    facts.events = Err(blind("the events"));
+    facts.events = Err(unread("the events"));
     assert_eq!(codes(&facts)[0], ("NoEvidence", Verdict::Unknown), "without events and decisions nothing can be said");
     let report = Report::<()>::new("doctor pod", "x", diagnose(&facts), Vec::new());
     assert_eq!(report.exit().code(), 2);

@@ -203,7 +203,8 @@ mod tests {
     fn after_an_overrun_only_lines_with_a_later_time_are_new() {
         let seen = Seen::of(b"<6>[    1.000000] one\n<6>[    2.000000] two\n");
         assert_eq!(seen.time, Some(2_000_000));
-        // A continued record: the line has changed, and the lines before it are old.
+        // The kernel has appended text to "two", the last line that was read, so that line is not found again. Only "three" has
+        // a later time.
         let continued = "<6>[    1.000000] one\n<6>[    2.000000] two and more\n<6>[    2.000001][  T9] three\n";
         assert_eq!(new(&seen, continued), ["<6>[    2.000001][  T9] three"]);
         assert_eq!(new(&seen, "<6>[    9.000000] after a clear\n"), ["<6>[    9.000000] after a clear"]);

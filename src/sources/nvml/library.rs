@@ -58,8 +58,9 @@ pub(super) fn versions(nvml: &'static Nvml, heartbeat: &Heartbeat) -> GpuSourceS
     }
 }
 
-/// The number of this load of the driver. The kernel makes a directory for each load of a module, and no two
-/// directories of one boot have the same inode. `None` if the driver is not a module, or sysfs is missing.
+/// Identifies one loading of the driver's kernel module: the inode of its directory in sysfs. The kernel makes a new
+/// directory whenever the module is loaded, and within one boot no two of them have the same inode. `None` if the driver
+/// is not a module, or sysfs is missing.
 pub(super) fn driver_load(sysfs: &Path) -> Option<u64> {
     std::fs::metadata(sysfs.join("module").join(nvidia::KERNEL_MODULE)).ok().map(|folder| folder.ino())
 }

@@ -31,7 +31,7 @@ fn preferred(allocator: &NodeAllocator) -> GpuUuid {
     allocator.prefer(&all, &[], 1).remove(0).device
 }
 
-/// A pod of NVIDIA's plugin, without a claim.
+/// A pod that got its GPU from NVIDIA's device plugin, so it has no claim.
 fn stranger(n: u32) -> GpuPod {
     GpuPod { started: true, ..gpu_pod(n, vec![request("main", ContainerRole::App, 1)], PodClaim::None) }
 }

@@ -90,7 +90,8 @@ fn room_for_one_pod_wakes_one() {
     assert_eq!(cluster.wake_counts(), WakeCounts { passed: 1, ..WakeCounts::default() });
 }
 
-/// The pod is refused after the node's last change, and the end of the nomination changes nothing on the node.
+/// Pod 10 is refused after the node's last change, and the end of pod 9's nomination does not change the node. So pod 10 must be
+/// woken without a change of the node.
 #[test]
 fn room_that_is_kept_for_a_nominated_pod_wakes_another_one_as_soon_as_it_is_not_kept() {
     let mut cluster = full(1);
