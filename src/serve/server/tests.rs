@@ -349,3 +349,23 @@ fn the_busy_answer_counts_its_own_bytes() {
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(&format!("Content-Length: {}", body.len())), "{}", body.len());
 }
+
+#[test]
+fn the_kernel_keeps_little_for_a_client_of_another_machine_that_sends_what_is_not_read() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let unread = |peer: &str| {
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut client = Socket::connect(listener.local_addr().unwrap()).unwrap();
+            let (server, _) = listener.accept().await.unwrap();
+            connection::limit_buffers(&server, peer.parse().unwrap());
+            client.set_nonblocking(true).unwrap();
+            while client.write(&[0; 4096]).is_ok() {}
+            rustix::io::ioctl_fionread(&server).unwrap()
+        })
+    };
+    assert!(unread("127.0.0.1") > 48 << 10, "the kernel's own buffer holds more, so this test could see it");
+    for far in ["10.1.2.3", "fd00::1", "::ffff:10.1.2.3"] {
+        assert!((1..=32 << 10).contains(&unread(far)), "{far}");
+    }
+}
