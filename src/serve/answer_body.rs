@@ -1,14 +1,23 @@
-//! Answers: a pool of large buffers, and the response body that carries a buffer to the client.
+//! Answers: a pool of large buffers, and the response body that carries a buffer to the client in pieces.
+//!
+//! Bounds: all answers that clients are taking have at most `HELD` bytes together, unless there is only one. The answer that
+//! was begun first is taken away from its client when a new one would exceed that. The owners of pods decide how long names
+//! are, and anyone who reaches an open port can request an answer and not read it.
+//!
+//! What must never happen here: memory that grows with the number of clients that do not read.
 
+use crate::answer_copy::{PIECE, ReaderTooSlow};
 use crate::answer_queue::AnswerTurn;
+use crate::server::ConnectionCounts;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use parking_lot::Mutex;
-use std::convert::Infallible;
+use std::collections::VecDeque;
 use std::io::Write;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 /// Number of buffers kept for the next answer: one for its text, one for the compressed text.
@@ -16,17 +25,56 @@ const KEPT: usize = 2;
 /// Largest buffer that is kept. 8 GPUs with 200 containers need some 1.2 MB. The larger buffers that thousands of
 /// containers need are freed after each answer.
 const KEPT_BYTES: usize = 2 * 1024 * 1024;
+/// Maximum bytes of the answers that clients are taking. The agent may take 256 MiB in the chart and takes some 45 MiB itself with
+/// 2,000 containers, whose metrics are 26 MiB if all names are as long as Kubernetes allows: there is room for this, and for a
+/// text that is being written and its compressed form.
+const HELD: usize = 64 << 20;
 
-/// Buffers kept for the next answers.
+/// Buffers kept for the next answers, and the answers that clients are taking.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerBuffers {
     idle: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// The answers in progress, the oldest first. Those that have ended are sorted out when an answer begins.
+    held: Arc<Mutex<VecDeque<Weak<HeldAnswer>>>>,
+    counts: Arc<ConnectionCounts>,
+}
+
+/// An answer that a client is taking; `buffer` is `None` once it was taken away.
+#[derive(Debug)]
+struct HeldAnswer {
+    length: usize,
+    capacity: usize,
+    buffer: Mutex<Option<AnswerBuffer>>,
 }
 
 impl AnswerBuffers {
+    /// No buffers yet. An answer that is taken away counts as a connection that was cut.
+    pub fn counted(counts: Arc<ConnectionCounts>) -> AnswerBuffers {
+        AnswerBuffers { counts, ..AnswerBuffers::default() }
+    }
+
     /// An empty buffer that holds `turn`, its permit for an answer in progress.
     pub fn take(&self, turn: AnswerTurn) -> AnswerBuffer {
         AnswerBuffer { bytes: self.spare(), home: self.clone(), _turn: turn }
+    }
+
+    /// Adds an answer in progress. If all answers together are too large, takes the oldest away from their clients.
+    fn hold(&self, buffer: AnswerBuffer) -> Arc<HeldAnswer> {
+        let (length, capacity) = (buffer.bytes.len(), buffer.bytes.capacity());
+        let answer = Arc::new(HeldAnswer { length, capacity, buffer: Mutex::new(Some(buffer)) });
+        let mut held = self.held.lock();
+        held.retain(|answer| answer.strong_count() > 0);
+        held.push_back(Arc::downgrade(&answer));
+        let mut total: usize = held.iter().filter_map(Weak::upgrade).map(|answer| answer.capacity).sum();
+        while total > HELD && held.len() > 1 {
+            let Some(oldest) = held.pop_front() else { break };
+            let Some(oldest) = oldest.upgrade() else { continue };
+            total -= oldest.capacity;
+            if oldest.buffer.lock().take().is_some() {
+                self.counts.cut.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        answer
     }
 
     fn spare(&self) -> Vec<u8> {
@@ -65,52 +113,69 @@ impl AnswerBuffer {
     }
 }
 
-impl AsRef<[u8]> for AnswerBuffer {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 impl Drop for AnswerBuffer {
     fn drop(&mut self) {
         self.home.keep(std::mem::take(&mut self.bytes));
     }
 }
 
-/// The body of an answer, in one piece.
+/// The body of an answer.
 #[derive(Debug)]
-pub struct AnswerBody {
-    bytes: Option<Bytes>,
+pub struct AnswerBody(Content);
+
+#[derive(Debug)]
+enum Content {
+    /// A short text, in one piece.
+    Text(Option<Bytes>),
+    /// A large answer, and the number of bytes that the client has taken.
+    Held { answer: Arc<HeldAnswer>, at: usize },
 }
 
 impl AnswerBody {
     /// A short text.
     pub fn text(text: impl Into<Bytes>) -> AnswerBody {
-        AnswerBody { bytes: Some(text.into()) }
+        AnswerBody(Content::Text(Some(text.into())))
     }
 
     /// A pooled buffer.
     pub fn buffer(buffer: AnswerBuffer) -> AnswerBody {
-        AnswerBody::text(Bytes::from_owner(buffer))
+        let home = buffer.home.clone();
+        AnswerBody(Content::Held { answer: home.hold(buffer), at: 0 })
     }
 
-    /// The length in bytes.
+    /// The number of bytes that the client has not taken yet.
     pub fn length(&self) -> usize {
-        self.bytes.as_ref().map_or(0, Bytes::len)
+        match &self.0 {
+            Content::Text(text) => text.as_ref().map_or(0, Bytes::len),
+            Content::Held { answer, at } => answer.length - at,
+        }
     }
 
     /// The same answer without its bytes, for `HEAD`.
     pub fn emptied(self) -> AnswerBody {
-        AnswerBody { bytes: None }
+        AnswerBody(Content::Text(None))
     }
 }
 
 impl Body for AnswerBody {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = ReaderTooSlow;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.bytes.take().filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes))))
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ReaderTooSlow>>> {
+        let piece = match &mut self.0 {
+            Content::Text(text) => text.take().filter(|text| !text.is_empty()),
+            Content::Held { answer, at } if *at < answer.length => {
+                let end = answer.length.min(*at + PIECE);
+                // The piece is copied: a slice of the buffer would keep the whole buffer in memory until the client takes it.
+                let piece =
+                    answer.buffer.lock().as_ref().map(|buffer| Bytes::copy_from_slice(&buffer.bytes[*at..end]));
+                *at = end;
+                let Some(piece) = piece else { return Poll::Ready(Some(Err(ReaderTooSlow))) };
+                Some(piece)
+            }
+            Content::Held { .. } => None,
+        };
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -119,5 +184,43 @@ impl Body for AnswerBody {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.length() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer_queue::{AnswerLimits, AnswerQueue};
+    use http_body_util::BodyExt;
+    use std::net::IpAddr;
+
+    /// A large answer for a client of its own.
+    async fn answer(buffers: &AnswerBuffers, queue: &AnswerQueue, client: u8, bytes: usize) -> AnswerBody {
+        let turn = queue.enter(IpAddr::from([10, 0, 0, client])).await.unwrap();
+        let mut buffer = buffers.take(turn);
+        buffer.bytes = vec![client; bytes];
+        AnswerBody::buffer(buffer)
+    }
+
+    #[tokio::test]
+    async fn clients_that_do_not_read_lose_their_answers_to_newer_ones_before_they_fill_the_memory() {
+        let counts = Arc::<ConnectionCounts>::default();
+        let (buffers, queue) =
+            (AnswerBuffers::counted(Arc::clone(&counts)), AnswerQueue::new(AnswerLimits::default()));
+        let mut answers = Vec::new();
+        for client in 1..=6 {
+            answers.push(answer(&buffers, &queue, client, 20 << 20).await);
+        }
+        let mut whole = Vec::new();
+        for answer in answers {
+            whole.push(answer.collect().await.ok().map(|all| all.to_bytes()));
+        }
+        let taken: Vec<bool> = whole.iter().map(Option::is_some).collect();
+        assert_eq!(taken, [false, false, false, true, true, true], "64 MiB have room for three of 20 MiB");
+        assert_eq!(whole[5].as_ref().map(|bytes| (bytes.len(), bytes[0])), Some((20 << 20, 6)));
+        assert_eq!(counts.cut.load(Ordering::Relaxed), 3);
+        let huge = answer(&buffers, &queue, 7, HELD + 1).await;
+        assert_eq!(huge.length(), HELD + 1);
+        assert!(huge.collect().await.is_ok(), "the only answer is never taken away");
     }
 }

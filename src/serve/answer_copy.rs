@@ -33,7 +33,7 @@ const KEPT: usize = 32 << 20;
 /// not for five.
 const LEAST: usize = 2;
 /// Bytes of a piece. Every reader may hold a piece, and hyper's buffer holds as much again.
-const PIECE: usize = 16 << 10;
+pub(crate) const PIECE: usize = 16 << 10;
 /// Time limit for a reader to take the whole answer. Prometheus gives up after 10 s by default.
 const WITHIN: Duration = Duration::from_secs(30);
 

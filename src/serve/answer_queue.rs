@@ -23,8 +23,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// How many answers may be in progress, and how many requests may wait for an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerLimits {
-    /// Maximum number of answers with a large body at once. One scraper and one `top` are usual. With 5,000 containers
-    /// an answer has some 15 MB, so eight stalled clients cost at most 120 MB for the ten seconds until they are cut.
+    /// Maximum number of answers with a large body at once. One scraper and one `top` are usual. [`crate::answer_body`] bounds
+    /// their bytes.
     pub answers: usize,
     /// Maximum number of answers in progress for one address. Two scrapers behind one address run side by side. Four
     /// addresses can hold all answers; their stalled clients are then cut after

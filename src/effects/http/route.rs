@@ -115,8 +115,10 @@ impl Routes {
             ),
         };
         let api = Access::Callers(settings.hosts.clone(), condition);
-        let (queue, buffers) = (AnswerQueue::new(limits.answers), AnswerBuffers::default());
-        Routes { settings, api, view, ready, queue, buffers, own: Arc::default() }
+        let own = Arc::<ServerCounts>::default();
+        let (queue, buffers) =
+            (AnswerQueue::new(limits.answers), AnswerBuffers::counted(Arc::clone(&own.connections)));
+        Routes { settings, api, view, ready, queue, buffers, own }
     }
 
     fn endpoint(&self, path: &str) -> Option<Endpoint> {

@@ -78,8 +78,8 @@ impl<A: HttpApplication> HttpApplication for Arc<A> {
 pub struct ConnectionCounts {
     /// Connections that are open.
     pub open: AtomicU64,
-    /// Number of connections closed for newer connections, refused because all were busy, or closed because the client
-    /// kept its HTTP/2 flow control window closed for an answer.
+    /// Number of connections closed for newer connections or answers, refused because all were busy, or closed because the
+    /// client kept its HTTP/2 flow control window closed for an answer.
     pub cut: AtomicU64,
     /// TLS handshakes that failed or took too long.
     pub failed_handshakes: AtomicU64,
