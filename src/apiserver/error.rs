@@ -146,6 +146,16 @@ impl ApiError {
         matches!(self.failure, ApiFailure::TooLarge(_))
     }
 
+    /// Whether the server did not answer in time.
+    pub(crate) fn slow(&self) -> bool {
+        matches!(self.failure, ApiFailure::Slow(_))
+    }
+
+    /// Whether the call may have asked the server for too much at once: it did not answer, broke off, or failed.
+    pub(crate) fn may_be_too_much(&self) -> bool {
+        self.slow() || matches!(self.failure, ApiFailure::Broken(_)) || self.code().is_some_and(|code| code >= 500)
+    }
+
     /// Whether the server's cache has not reached the resource version of the call.
     pub(crate) fn behind(&self) -> bool {
         self.code() == Some(504)

@@ -113,7 +113,7 @@ pub struct Follower<K: Followed, L> {
 }
 
 /// How far the follower has read, in the server's versions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Position {
     /// The version from which the next watch continues; `None` when a list is due.
     version: Option<String>,
@@ -121,6 +121,8 @@ struct Position {
     seen: Option<String>,
     /// Lists in a row for which the server's cache was too old.
     behind: u32,
+    /// The size of the next page of a list.
+    page_size: PageSize,
     /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; a second 410 before
     /// a watch works is a failure.
     forgot: bool,
@@ -163,7 +165,13 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             absences: Absences::default(),
             checks: JoinSet::new(),
             unanswered: false,
-            position: Position::default(),
+            position: Position {
+                version: None,
+                seen: None,
+                behind: 0,
+                page_size: PageSize::new(K::PAGE),
+                forgot: false,
+            },
             room: RoomPace::default(),
             listener,
             unreported: Unreported::default(),
@@ -269,14 +277,25 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         Ok(version)
     }
 
-    /// Reads all pages of a list.
+    /// Reads a list.
     async fn read_list(&mut self) -> Result<(Answer, ReadList<K>), ApiError> {
-        let mut age = self.list_age();
-        let mut size = PageSize::new(K::PAGE);
-        let mut first = self.page(&age, &mut size).await;
+        let mut size = self.position.page_size;
+        size.begin();
+        let read = self.read_pages(&mut size).await;
+        if read.is_ok() {
+            size.list_was_read();
+        }
+        self.position.page_size = size;
+        read
+    }
+
+    /// Reads all pages of a list, the first one of this size.
+    async fn read_pages(&mut self, size: &mut PageSize) -> Result<(Answer, ReadList<K>), ApiError> {
+        let mut age = self.list_age(*size);
+        let mut first = self.page(&age, size).await;
         if size.limit().is_none() && first.as_ref().is_err_and(ApiError::too_large) {
-            (age, size) = (ReadAge::Newest, size.in_pages());
-            first = self.page(&age, &mut size).await;
+            (age, *size) = (ReadAge::Newest, size.in_pages());
+            first = self.page(&age, size).await;
         }
         self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
         let mut bytes = first?;
@@ -296,17 +315,17 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 yield_now().await;
                 read.add(page.objects(&self.kind), &self.store);
             };
-            let (next, ()) = tokio::join!(biased; self.page(&next, &mut size), decode);
+            let (next, ()) = tokio::join!(biased; self.page(&next, size), decode);
             bytes = next?;
         }
     }
 
     /// How old the next list may be.
-    fn list_age(&self) -> ReadAge {
+    fn list_age(&self, size: PageSize) -> ReadAge {
         match &self.position.seen {
             _ if stale_lists() => ReadAge::Any,
             // A cache answers in one piece whatever the limit, so pages come from etcd.
-            _ if K::PAGE.is_some() => ReadAge::Newest,
+            _ if size.limit().is_some() => ReadAge::Newest,
             None => ReadAge::Any,
             Some(seen) if self.position.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
             Some(_) => ReadAge::Newest,
@@ -316,11 +335,15 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     /// Reads one page of the list. A page that is too large is read again with fewer objects.
     async fn page(&self, age: &ReadAge, size: &mut PageSize) -> Result<Vec<u8>, ApiError> {
         loop {
+            let begun = Instant::now();
             match self.client.list(&self.kind.selection(), age, size.limit()).await {
                 Err(why) if why.too_large() && size.halve() => {
                     tracing::debug!(kind = K::NAME, objects = size.limit(), "a page of a list was too large: {why}");
                 }
-                Err(why) => return Err(why),
+                Err(why) => {
+                    size.page_failed(&why, begun.elapsed());
+                    return Err(why);
+                }
                 Ok(bytes) => {
                     size.was_read(bytes.len());
                     return Ok(bytes);

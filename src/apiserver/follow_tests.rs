@@ -291,6 +291,17 @@ async fn pages_are_halved_until_they_can_be_read_down_to_one_object() {
 }
 
 #[tokio::test]
+async fn a_page_that_is_too_much_for_the_server_is_read_again_in_smaller_pages() {
+    let server = FakeApiServer::start();
+    (0..300).for_each(|number| server.put("pods", escaped_pod(number, 1)));
+    server.fault(ApiServerFault::SlowLists(300));
+    let mut pods = Running::start(&server, AllPods::default()).await;
+    assert_eq!(pods.next().await.len(), 300);
+    let limits: Vec<u32> = lists(&server).into_iter().map(|(limit, _)| limit.unwrap()).collect();
+    assert_eq!(limits, [500, 250, 250], "one failure, and a list of two pages");
+}
+
+#[tokio::test]
 async fn an_agent_lists_in_one_piece_and_in_pages_only_after_an_answer_that_was_too_large() {
     let (server, _follower) = two_pods().await;
     assert_eq!(lists(&server), [(None, true)]);

@@ -67,6 +67,9 @@ struct Certificate {
     key: String,
 }
 
+/// How long [`ApiServerFault::SlowLists`] takes to refuse a list.
+const GIVES_UP_AFTER: Duration = Duration::from_millis(5_200);
+
 /// The fault in the server's answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ApiServerFault {
@@ -85,6 +88,9 @@ pub enum ApiServerFault {
     Hang,
     /// Hangs if the path contains this text, and answers all other requests.
     HangPath(&'static str),
+    /// Refuses lists that ask for more objects than this at once, after the time in which a server gives up a page that is too much
+    /// for it, and answers all other requests.
+    SlowLists(u32),
     /// Answers lists, and ends each watch as soon as it has begun.
     EndAtOnce,
 }
@@ -116,6 +122,12 @@ impl ReceivedRequest {
     #[must_use]
     pub fn is_watch(&self) -> bool {
         self.query.get("watch").is_some_and(|value| value == "true")
+    }
+
+    /// The number of objects that a list asks for at once.
+    #[must_use]
+    pub fn limit(&self) -> Option<u32> {
+        self.query.get("limit")?.parse().ok()
     }
 }
 
@@ -484,7 +496,12 @@ async fn record_and_apply_fault(State(shared): State<Arc<Shared>>, request: Requ
         ApiServerFault::RefusePath(code, part) if received.path.contains(part) => status(code, "the lab refuses"),
         ApiServerFault::RefuseExactly(code, path) if received.path == path => status(code, "the lab refuses"),
         ApiServerFault::HangPath(part) if received.path.contains(part) => std::future::pending().await,
+        ApiServerFault::SlowLists(most) if received.limit().is_some_and(|limit| limit > most) => {
+            tokio::time::sleep(GIVES_UP_AFTER).await;
+            status(500, "the lab is too slow")
+        }
         ApiServerFault::EndAtOnce
+        | ApiServerFault::SlowLists(_)
         | ApiServerFault::RefusePath(..)
         | ApiServerFault::RefuseExactly(..)
         | ApiServerFault::HangPath(_) => next.run(request).await,
