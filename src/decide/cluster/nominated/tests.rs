@@ -33,16 +33,36 @@ fn shown(cluster: &mut ClusterState, request: &PlacementRequest, node: Option<u3
     cluster.nomination_is(&request.uid, node.as_ref(), Some(2), second(at));
 }
 
-/// Both GPUs are held, kube-scheduler evicts pod 0 on node 0 for the urgent pod 9, and that pod has ended.
-fn preempted() -> (ClusterState, PlacementRequest) {
+/// Both GPUs are held, and kube-scheduler evicts pod 0 on node 0 for the urgent pod 9.
+fn evicting() -> (ClusterState, PlacementRequest) {
     let (mut cluster, urgent) = (full(), whole(9, 100));
     let victims = [slice(0, 1).uid, slice(1, 1).uid];
     let plan = [("node-0", &victims[..1]), ("node-1", &victims[1..])];
     assert_eq!(fit(&mut cluster, &urgent, 0), [0_usize; 0]);
     assert_eq!(cluster.preempt(&urgent, None, &plan, second(0)), PreemptVerdict::Offers(vec![0, 1]));
     shown(&mut cluster, &urgent, Some(0), 1);
-    cluster.pod_gone(&victims[0]);
     (cluster, urgent)
+}
+
+/// As [`evicting`], and the evicted pod has ended.
+fn preempted() -> (ClusterState, PlacementRequest) {
+    let (mut cluster, urgent) = evicting();
+    cluster.pod_gone(&slice(0, 1).uid);
+    (cluster, urgent)
+}
+
+#[test]
+fn a_nomination_that_kube_scheduler_takes_back_while_the_evicted_pod_ends_counts_for_its_minute() {
+    let (mut cluster, urgent) = evicting();
+    shown(&mut cluster, &urgent, None, 2);
+    cluster.pod_gone(&slice(0, 1).uid);
+    assert_eq!(fit(&mut cluster, &whole(5, 0), 60), [0_usize; 0], "no other pod takes the room");
+    assert_eq!(fit(&mut cluster, &urgent, 60), [0]);
+    assert_eq!(fit(&mut cluster, &whole(5, 0), 61), [0]);
+    // Without an end to wait for, the nomination is over.
+    let (mut cluster, urgent) = evicting();
+    shown(&mut cluster, &urgent, None, 61);
+    assert!(!cluster.nominated.waits(&urgent.uid, &name(0)));
 }
 
 #[test]
