@@ -134,6 +134,8 @@ impl<A: HttpApplication> HttpServer<A> {
     /// All connections are busy: the new connection gets the answer at once, without a task.
     fn refuse(&self, stream: &TcpStream) {
         self.counts.cut.fetch_add(1, Ordering::Relaxed);
+        // The kernel keeps nothing for a client that does not confirm it.
+        let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
         if self.certificates.is_none() {
             let _ = stream.try_write(BUSY);
         }

@@ -369,3 +369,36 @@ fn the_kernel_keeps_little_for_a_client_of_another_machine_that_sends_what_is_no
         assert!((1..=32 << 10).contains(&unread(far)), "{far}");
     }
 }
+
+/// The bytes that a client that reads nothing has been sent, when the server has closed its connection.
+#[test]
+fn what_a_client_does_not_take_leaves_the_kernel_when_its_connection_is_cut() {
+    let limits = ConnectionLimits { write_timeout: SHORT, busy_write_timeout: SHORT, ..LIMITS };
+    let served = serve(Echo::new(), limits, None);
+    let mut silent = served.socket();
+    silent.write_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    until("the connection is cut", || served.open() == 0);
+    // A client that takes nothing finds a reset instead of the rest of the answer.
+    let mut taken = 0;
+    let mut piece = vec![0; 1 << 20];
+    let end = loop {
+        match silent.read(&mut piece) {
+            Ok(0) => break ErrorKind::UnexpectedEof,
+            Ok(more) => taken += more,
+            Err(error) => break error.kind(),
+        }
+    };
+    assert_eq!(end, ErrorKind::ConnectionReset, "after {taken} bytes");
+    assert!(taken < 16 << 20, "{taken}");
+}
+
+#[test]
+fn a_client_that_closes_after_its_answer_is_not_reset() {
+    let served = serve(Echo::new(), LIMITS, None);
+    let mut client = served.socket();
+    client.write_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    assert!(answer.len() > 32 << 20, "{}", answer.len());
+    until("the connection ends", || served.open() == 0);
+}

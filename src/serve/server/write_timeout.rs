@@ -1,17 +1,26 @@
-//! A socket that cuts a client that stops reading.
+//! A socket that cuts a client that stops reading, and leaves nothing in the kernel.
+//!
+//! The kernel goes on to send what a closed socket still holds, for minutes if the client takes nothing, and charges it to the
+//! container, while the connection no longer counts here. So a connection that is cut loses what the kernel holds, and one that ends
+//! regularly ends only when the client's kernel has everything.
 //!
 //! Once the socket's send buffer is full, the client must take the rest of the answer within a time limit. The limit
 //! counts from the first stall and not from the last byte, so a client that reads one byte a second is cut too. The
 //! limit is shorter while the application reports that requests wait (`is_waited_for`).
 
 use super::application::{ConnectionLimits, HttpApplication, HttpServer};
+use rustix::net::sockopt::set_socket_linger;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
+
+/// Time between two looks at what the client's kernel has not confirmed yet. It usually confirms within a round trip.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The socket of one connection.
 #[derive(Debug)]
@@ -20,6 +29,8 @@ pub(super) struct TimedWrites<A> {
     /// Defines how long a client may stall, and whether requests wait for its answer to end.
     server: Arc<HttpServer<A>>,
     stalled: Option<Stall>,
+    /// Whether the end of the answers was written.
+    ended: bool,
 }
 
 /// The moment since which the socket's send buffer is full.
@@ -32,7 +43,9 @@ struct Stall {
 
 impl<A: HttpApplication> TimedWrites<A> {
     pub(super) fn new(stream: TcpStream, server: Arc<HttpServer<A>>) -> TimedWrites<A> {
-        TimedWrites { stream, server, stalled: None }
+        // When the socket is closed, the kernel drops what it holds.
+        let _ = set_socket_linger(&stream, Some(Duration::ZERO));
+        TimedWrites { stream, server, stalled: None, ended: false }
     }
 
     /// Starts the clock at the first stall; returns an error when the time has run out.
@@ -101,12 +114,50 @@ impl<A: HttpApplication> AsyncWrite for TimedWrites<A> {
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
+    /// Ends the answers, and waits until the client's kernel has confirmed everything, at most as long as for a stalled write.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        if !self.ended {
+            ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+            (self.ended, self.stalled) = (true, None);
+        }
+        if unconfirmed(&self.stream)? == 0 {
+            // Nothing is left to drop, so the socket is closed without a reset.
+            return Poll::Ready(set_socket_linger(&self.stream, None).map_err(io::Error::from));
+        }
+        self.wait_for_confirmation(cx)
     }
 }
 
+/// The request for the unsent and unconfirmed bytes of a socket: `SIOCOUTQ`, the same number as `TIOCOUTQ` (tcp(7)).
+const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
+
+/// Number of bytes, with the end of the stream as one, that the client's kernel has not confirmed.
+fn unconfirmed(stream: &TcpStream) -> io::Result<u32> {
+    #[expect(unsafe_code, reason = "rustix has no safe call for SIOCOUTQ")]
+    // SAFETY: SIOCOUTQ writes one int.
+    let bytes = unsafe { rustix::ioctl::ioctl(stream, rustix::ioctl::Getter::<SIOCOUTQ, libc::c_int>::new()) }?;
+    Ok(u32::try_from(bytes).unwrap_or(0))
+}
+
 impl<A: HttpApplication> TimedWrites<A> {
+    fn wait_for_confirmation(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let write_timeout = self.server.limits.write_timeout;
+        let wait = self.stalled.get_or_insert_with(|| Stall {
+            since: Instant::now(),
+            next_check: Box::pin(tokio::time::sleep(LOOK_EVERY)),
+        });
+        while wait.next_check.as_mut().poll(cx).is_ready() {
+            if unconfirmed(&self.stream)? == 0 {
+                return Poll::Ready(set_socket_linger(&self.stream, None).map_err(io::Error::from));
+            }
+            if wait.since.elapsed() >= write_timeout {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            wait.next_check.as_mut().reset(Instant::now() + LOOK_EVERY);
+        }
+        Poll::Pending
+    }
+
     /// A partial write does not stop the clock.
     fn still_in_time<T>(&mut self, cx: &mut Context<'_>, result: io::Result<T>) -> Poll<io::Result<T>> {
         if self.has_run_out(cx) { self.wait(cx) } else { Poll::Ready(result) }
