@@ -293,7 +293,9 @@ async fn pages_are_halved_until_they_can_be_read_down_to_one_object() {
 #[tokio::test]
 async fn a_page_that_is_too_much_for_the_server_is_read_again_in_smaller_pages() {
     let server = FakeApiServer::start();
-    (0..300).for_each(|number| server.put("pods", escaped_pod(number, 1)));
+    for number in 0..300 {
+        server.put("pods", escaped_pod(number, 1));
+    }
     server.fault(ApiServerFault::SlowLists(300));
     let mut pods = Running::start(&server, AllPods::default()).await;
     assert_eq!(pods.next().await.len(), 300);
