@@ -237,7 +237,7 @@ impl ClusterState {
         let Some(node) = node else {
             // kube-scheduler may already have asked about a newer version of the pod.
             let is_older = |own: &Nomination| version.zip(own.request.version).is_some_and(|(one, asked)| one < asked);
-            if own.is_some_and(|own| !is_older(own) && !self.waits_for_ends(own, now)) {
+            if own.is_some_and(|own| !is_older(own) && !self.victims_hold(own, now)) {
                 self.nominated.remove(uid);
             }
             return;
@@ -253,7 +253,7 @@ impl ClusterState {
 
     /// Whether a pod that is evicted for this pod still has its claim. kube-scheduler tries the pod again meanwhile, finds no other
     /// pod to evict, and takes the nomination back. Without the room, another pod would be evicted for it later.
-    fn waits_for_ends(&self, own: &Nomination, now: Monotonic) -> bool {
+    fn victims_hold(&self, own: &Nomination, now: Monotonic) -> bool {
         let uid = &own.request.uid;
         let is_here = |victim: &PodUid| self.claim_of(victim).is_some_and(|(node, _)| *node == own.node);
         let offers = self.nominated.offers.iter().filter(|(pod, _)| pod.uid == *uid).flat_map(|(_, offer)| offer);
