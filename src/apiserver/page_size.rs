@@ -115,9 +115,12 @@ mod tests {
         let (slow, broken) = (failed(ApiFailure::Slow(LONG)), failed(ApiFailure::Broken("reset".into())));
         let mut size = PageSize::new(Some(500));
         let away = Duration::from_millis(1);
-        for (why, took, expected) in
-            [(&slow, LONG, 250), (&broken, away, 250), (&broken, LONG, 125), (&failed(ApiFailure::TooLarge(1)), LONG, 125)]
-        {
+        for (why, took, expected) in [
+            (&slow, LONG, 250),
+            (&broken, away, 250),
+            (&broken, LONG, 125),
+            (&failed(ApiFailure::TooLarge(1)), LONG, 125),
+        ] {
             size.page_failed(why, took);
             size.begin();
             assert_eq!(size.limit(), Some(expected), "{why}");

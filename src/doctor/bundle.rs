@@ -14,7 +14,7 @@ mod redact;
 mod tar;
 
 use crate::cluster::{ClusterReader, MAX_LISTED};
-use crate::finding::{Unread, Finding, Report, Seen};
+use crate::finding::{Finding, Report, Seen, Unread};
 use crate::leader::{Leader, LeaderPlace};
 use crate::namespace;
 use crate::nodes::NodesSeen;

@@ -1,6 +1,6 @@
 //! What the API server shows, with the rights of the caller.
 
-use crate::finding::{Unread, Finding, Seen};
+use crate::finding::{Finding, Seen, Unread};
 use apiserver::NotConnected;
 use apiserver::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use apiserver::error::ApiError;

@@ -2,7 +2,7 @@
 //! machine, so the question goes through a port forwarded into its pod, or to an address that the caller names.
 
 use crate::cluster::ClusterReader;
-use crate::finding::{Unread, Seen};
+use crate::finding::{Seen, Unread};
 use crate::http::HttpConnection;
 use crate::texts;
 use apiserver::port_forward::ForwardedPort;

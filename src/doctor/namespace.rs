@@ -3,7 +3,7 @@
 //! of the extender. If Leases cannot be read, and for agents without an extender, all pods must be in one namespace.
 
 use crate::cluster::{ClusterReader, MAX_LISTED};
-use crate::finding::{Unread, Seen};
+use crate::finding::{Seen, Unread};
 use model::lease::LeaseRecord;
 use std::collections::BTreeSet;
 use wire::described_pod::DescribedPod;

@@ -12,7 +12,7 @@ mod judge;
 pub(crate) use judge::{NodeRow, judged};
 
 use crate::cluster::{ClusterReader, TimeSeen};
-use crate::finding::{Unread, Finding, Report, Seen};
+use crate::finding::{Finding, Report, Seen, Unread};
 use crate::leader::{Leader, LeaderPlace};
 use crate::print::Row;
 use wire::api::believed_nodes::BelievedNodesJson;

@@ -1,8 +1,8 @@
 //! Answers: a pool of large buffers, and the response body that carries a buffer to the client in pieces.
 //!
-//! Bounds: all answers that clients are taking have at most `HELD` bytes together, unless there is only one. The answer that
-//! was begun first is taken away from its client when a new one would exceed that. The owners of pods decide how long names
-//! are, and anyone who reaches an open port can request an answer and not read it.
+//! Bounds: all answers that clients are taking have at most `HELD` bytes together, unless there is only one. When a new one
+//! would exceed that, the client that has taken nothing for the longest time loses its answer. The owners of pods decide how
+//! long names are, and anyone who reaches an open port can request an answer and not read it.
 //!
 //! What must never happen here: memory that grows with the number of clients that do not read.
 
@@ -13,12 +13,12 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::io::Write;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use tokio::time::Instant;
 
 /// Number of buffers kept for the next answer: one for its text, one for the compressed text.
 const KEPT: usize = 2;
@@ -34,17 +34,26 @@ const HELD: usize = 64 << 20;
 #[derive(Clone, Debug, Default)]
 pub struct AnswerBuffers {
     idle: Arc<Mutex<Vec<Vec<u8>>>>,
-    /// The answers in progress, the oldest first. Those that have ended are sorted out when an answer begins.
-    held: Arc<Mutex<VecDeque<Weak<HeldAnswer>>>>,
+    /// The answers in progress. Those that have ended are sorted out when an answer begins.
+    held: Arc<Mutex<Vec<Weak<HeldAnswer>>>>,
     counts: Arc<ConnectionCounts>,
 }
 
-/// An answer that a client is taking; `buffer` is `None` once it was taken away.
+/// An answer that a client is taking.
 #[derive(Debug)]
 struct HeldAnswer {
     length: usize,
     capacity: usize,
-    buffer: Mutex<Option<AnswerBuffer>>,
+    rest: Mutex<Rest>,
+}
+
+/// What is left of an answer.
+#[derive(Debug)]
+struct Rest {
+    /// `None` once it was taken away.
+    buffer: Option<AnswerBuffer>,
+    /// When the client last took a piece, or the answer began.
+    moved: Instant,
 }
 
 impl AnswerBuffers {
@@ -61,16 +70,21 @@ impl AnswerBuffers {
     /// Adds an answer in progress. If all answers together are too large, takes the oldest away from their clients.
     fn hold(&self, buffer: AnswerBuffer) -> Arc<HeldAnswer> {
         let (length, capacity) = (buffer.bytes.len(), buffer.bytes.capacity());
-        let answer = Arc::new(HeldAnswer { length, capacity, buffer: Mutex::new(Some(buffer)) });
+        let rest = Mutex::new(Rest { buffer: Some(buffer), moved: Instant::now() });
+        let answer = Arc::new(HeldAnswer { length, capacity, rest });
         let mut held = self.held.lock();
         held.retain(|answer| answer.strong_count() > 0);
-        held.push_back(Arc::downgrade(&answer));
-        let mut total: usize = held.iter().filter_map(Weak::upgrade).map(|answer| answer.capacity).sum();
-        while total > HELD && held.len() > 1 {
-            let Some(oldest) = held.pop_front() else { break };
-            let Some(oldest) = oldest.upgrade() else { continue };
-            total -= oldest.capacity;
-            if oldest.buffer.lock().take().is_some() {
+        let mut others: Vec<Arc<HeldAnswer>> = held.iter().filter_map(Weak::upgrade).collect();
+        held.push(Arc::downgrade(&answer));
+        drop(held);
+        others.sort_by_key(|other| other.rest.lock().moved);
+        let mut total: usize = capacity + others.iter().map(|other| other.capacity).sum::<usize>();
+        for stalled in others {
+            if total <= HELD {
+                break;
+            }
+            total -= stalled.capacity;
+            if stalled.rest.lock().buffer.take().is_some() {
                 self.counts.cut.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -167,8 +181,10 @@ impl Body for AnswerBody {
             Content::Held { answer, at } if *at < answer.length => {
                 let end = answer.length.min(*at + PIECE);
                 // The piece is copied: a slice of the buffer would keep the whole buffer in memory until the client takes it.
-                let piece =
-                    answer.buffer.lock().as_ref().map(|buffer| Bytes::copy_from_slice(&buffer.bytes[*at..end]));
+                let mut rest = answer.rest.lock();
+                rest.moved = Instant::now();
+                let piece = rest.buffer.as_ref().map(|buffer| Bytes::copy_from_slice(&buffer.bytes[*at..end]));
+                drop(rest);
                 *at = end;
                 let Some(piece) = piece else { return Poll::Ready(Some(Err(ReaderTooSlow))) };
                 Some(piece)
@@ -205,18 +221,20 @@ mod tests {
     #[tokio::test]
     async fn clients_that_do_not_read_lose_their_answers_to_newer_ones_before_they_fill_the_memory() {
         let counts = Arc::<ConnectionCounts>::default();
-        let (buffers, queue) =
-            (AnswerBuffers::counted(Arc::clone(&counts)), AnswerQueue::new(AnswerLimits::default()));
+        let (buffers, queue) = (AnswerBuffers::counted(Arc::clone(&counts)), AnswerQueue::new(AnswerLimits::default()));
+        let mut first = answer(&buffers, &queue, 1, 20 << 20).await;
         let mut answers = Vec::new();
-        for client in 1..=6 {
+        for client in 2..=6 {
             answers.push(answer(&buffers, &queue, client, 20 << 20).await);
+            assert!(first.frame().await.is_some_and(|piece| piece.is_ok()), "it goes on taking its answer");
         }
+        answers.insert(0, first);
         let mut whole = Vec::new();
         for answer in answers {
             whole.push(answer.collect().await.ok().map(|all| all.to_bytes()));
         }
         let taken: Vec<bool> = whole.iter().map(Option::is_some).collect();
-        assert_eq!(taken, [false, false, false, true, true, true], "64 MiB have room for three of 20 MiB");
+        assert_eq!(taken, [true, false, false, false, true, true], "64 MiB have room for three of 20 MiB");
         assert_eq!(whole[5].as_ref().map(|bytes| (bytes.len(), bytes[0])), Some((20 << 20, 6)));
         assert_eq!(counts.cut.load(Ordering::Relaxed), 3);
         let huge = answer(&buffers, &queue, 7, HELD + 1).await;

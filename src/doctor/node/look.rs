@@ -1,7 +1,7 @@
 //! Looks at this machine.
 
 use crate::cluster::ClusterReader;
-use crate::finding::{Unread, Seen};
+use crate::finding::{Seen, Unread};
 use crate::http::HttpConnection;
 use model::id::NodeName;
 use model::nvidia::REGISTER;

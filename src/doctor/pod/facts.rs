@@ -1,7 +1,7 @@
 //! What is known about a waiting pod, and where each fact was looked up.
 
 use crate::cluster::{ClusterReader, TimeSeen};
-use crate::finding::{Unread, Seen};
+use crate::finding::{Seen, Unread};
 use crate::leader::{Leader, LeaderPlace};
 use crate::pod::reasons;
 use model::id::{NodeName, PodRef};

@@ -9,7 +9,7 @@
 
 use super::facts::{Outcome, PodFacts, PodSeen, Step};
 use super::reasons;
-use crate::finding::{Unread, Finding, Verdict};
+use crate::finding::{Finding, Unread, Verdict};
 use crate::nodes::{LEADER_ADVICE, NodeRow, judged};
 use decide::placement::RefusalReason;
 use wire::api::believed_nodes::{BelievedDeviceJson, BelievedNodeJson};

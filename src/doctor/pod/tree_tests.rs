@@ -3,7 +3,7 @@
 use super::facts::{PodFacts, PodSeen};
 use super::tree::diagnose;
 use crate::cluster::TimeSeen;
-use crate::finding::{Unread, Finding, Report, Verdict};
+use crate::finding::{Finding, Report, Unread, Verdict};
 use model::time::WallTime;
 use std::collections::BTreeMap;
 use wire::api::believed_nodes::{BelievedDeviceJson, BelievedNodeJson};

@@ -116,8 +116,7 @@ impl Routes {
         };
         let api = Access::Callers(settings.hosts.clone(), condition);
         let own = Arc::<ServerCounts>::default();
-        let (queue, buffers) =
-            (AnswerQueue::new(limits.answers), AnswerBuffers::counted(Arc::clone(&own.connections)));
+        let (queue, buffers) = (AnswerQueue::new(limits.answers), AnswerBuffers::counted(Arc::clone(&own.connections)));
         Routes { settings, api, view, ready, queue, buffers, own }
     }
 

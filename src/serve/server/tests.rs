@@ -240,7 +240,8 @@ fn a_connection_answers_one_request_after_another_and_is_closed_when_it_stays_id
 fn a_client_that_does_not_finish_the_handshake_is_closed() {
     let served = serve(Echo::new(), ConnectionLimits { header_timeout: SHORT, ..LIMITS }, HTTP1);
     let mut silent = served.socket();
-    assert_eq!(silent.read(&mut [0]).unwrap(), 0, "closed by the server");
+    // The server resets it, so that nothing is left in the kernel.
+    assert_eq!(silent.read(&mut [0]).unwrap_or(0), 0, "closed by the server");
     let mut plain = served.socket();
     plain.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut answer = Vec::new();
@@ -353,29 +354,39 @@ fn the_busy_answer_counts_its_own_bytes() {
 #[test]
 fn the_kernel_keeps_little_for_a_client_of_another_machine_that_sends_what_is_not_read() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // The server reads for a while, so that the kernel would let the buffer grow, and then no more.
     let unread = |peer: &str| {
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let mut client = Socket::connect(listener.local_addr().unwrap()).unwrap();
-            let (server, _) = listener.accept().await.unwrap();
+            client.set_write_timeout(Some(SHORT)).unwrap();
+            let (mut server, _) = listener.accept().await.unwrap();
             connection::limit_buffers(&server, peer.parse().unwrap());
-            client.set_nonblocking(true).unwrap();
-            while client.write(&[0; 4096]).is_ok() {}
+            let sends = std::thread::spawn(move || {
+                while client.write_all(&[0; 64 << 10]).is_ok() {}
+                client
+            });
+            let (mut read, mut piece) = (0, vec![0; 16 << 10]);
+            while read < 16 << 20 {
+                read += tokio::io::AsyncReadExt::read(&mut server, &mut piece).await.unwrap();
+            }
+            let _client = sends.join().unwrap();
             rustix::io::ioctl_fionread(&server).unwrap()
         })
     };
-    assert!(unread("127.0.0.1") > 48 << 10, "the kernel's own buffer holds more, so this test could see it");
+    let near = unread("127.0.0.1");
     for far in ["10.1.2.3", "fd00::1", "::ffff:10.1.2.3"] {
-        assert!((1..=32 << 10).contains(&unread(far)), "{far}");
+        let far = unread(far);
+        assert!((1..=96 << 10).contains(&far) && near > 4 * far, "{far} of a far client, {near} of a near one");
     }
 }
 
-/// The bytes that a client that reads nothing has been sent, when the server has closed its connection.
 #[test]
 fn what_a_client_does_not_take_leaves_the_kernel_when_its_connection_is_cut() {
     let limits = ConnectionLimits { write_timeout: SHORT, busy_write_timeout: SHORT, ..LIMITS };
     let served = serve(Echo::new(), limits, None);
     let mut silent = served.socket();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&silent, 4096).unwrap();
     silent.write_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     until("the connection is cut", || served.open() == 0);
     // A client that takes nothing finds a reset instead of the rest of the answer.
