@@ -26,6 +26,9 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Maximum number of threads for blocking work of the ports. Profiles and the lookup of symbols have their own.
 const BLOCKING: usize = 2;
+/// After this many steps of connections, the ports' thread looks for new connections and data. A step may write a whole answer,
+/// which takes milliseconds, and a health check waits for two looks. Tokio's default is 61.
+const LOOK_EVERY: u32 = 4;
 /// Stack size of the ports' thread, the same as in the other runtime.
 const STACK: usize = 1024 * 1024;
 
@@ -51,7 +54,11 @@ pub(crate) async fn ports(
     shown: Shown,
 ) -> std::io::Result<()> {
     let (ended, end) = oneshot::channel();
-    let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(BLOCKING).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .event_interval(LOOK_EVERY)
+        .max_blocking_threads(BLOCKING)
+        .enable_all()
+        .build()?;
     let stop = shown.stop.clone();
     let fresh = fresh([settings.borrow().certificates.clone(), admin.certificates.clone()]);
     let serving = async move {

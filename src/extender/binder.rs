@@ -16,6 +16,7 @@ use super::planted::{PlantedMistake, planted};
 use super::pod_steps;
 use super::watch_health::{WatchHealth, blind};
 use apiserver::client::{ApiClient, ReadAge};
+use apiserver::error::ApiError;
 use decide::cluster::{
     BindOutcome, BindResult, BindStep, ConfirmStep, Confirmation, OrderStages, PostAnswer, ReadAnswer, ReadPod,
     ReadRequest, RepeatedBind,
@@ -29,7 +30,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -43,6 +44,10 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 /// only while the API server does not answer, and then no order should be added.
 const MOST: usize = 2_000;
 
+/// Maximum number of pods that are read at the same time. The answer about one pod may have 6.5 MB, because its owner decides how large
+/// it is, and all open orders may read at once after an API server that did not answer.
+pub(super) const READS: usize = 8;
+
 /// The result of an order as its task reports it: `None` while it is unknown.
 type ReportedResult = Option<BindResult>;
 
@@ -55,6 +60,8 @@ pub(super) struct Binder {
     pub(super) cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) events: Arc<PodEvents>,
+    /// A permit for each pod that is being read.
+    pub(super) reads: Semaphore,
     /// The orders in progress.
     pub(super) orders: Mutex<HashMap<PodUid, watch::Receiver<ReportedResult>>>,
     pub(super) tasks: TaskTracker,
@@ -274,6 +281,14 @@ impl Binder {
         }
     }
 
+    /// A pod as it is in etcd now, or why it cannot be decoded.
+    async fn read(&self, name: &PodRef) -> Result<Result<Pod, String>, ApiError> {
+        // The semaphore is never closed.
+        let _permit = self.reads.acquire().await;
+        let bytes = self.client.get_pod(name, &ReadAge::Newest).await?;
+        Ok(wire::pod::decode(&bytes).map_err(|error| error.to_string()))
+    }
+
     /// Why a pod must not be bound, if the pod watch has not shown its size: then the pod is read. kube-scheduler has its own watch,
     /// which may be ahead of this process's watch.
     async fn is_too_large_now(&self, uid: &PodUid, name: &PodRef, until: Instant) -> Option<String> {
@@ -281,11 +296,11 @@ impl Binder {
         if known || self.orders.lock().contains_key(uid) {
             return None;
         }
-        let read = match timeout_at(until, self.client.get_pod(name, &ReadAge::Newest)).await {
-            Ok(read) => read.map_err(|error| error.to_string()),
+        let read = match timeout_at(until, self.read(name)).await {
+            Ok(read) => read.unwrap_or_else(|error| Err(error.to_string())),
             Err(_) => Err("the API server has not answered yet".into()),
         };
-        match read.and_then(|bytes| wire::pod::decode(&bytes).map_err(|error| error.to_string())) {
+        match read {
             Ok(pod) => placement::too_large(&pod).filter(|_| pod.uid == *uid).map(|why| why.to_string()),
             Err(error) => Some(format!("it is not known whether the pod is too large: {error}")),
         }
@@ -293,11 +308,9 @@ impl Binder {
 
     /// Reads the pod as it is in etcd now, and takes it over.
     async fn look(&self, uid: &PodUid, name: &PodRef) -> ReadAnswer {
-        let pod: Pod = match self.client.get_pod(name, &ReadAge::Newest).await {
-            Ok(bytes) => match wire::pod::decode(&bytes) {
-                Ok(pod) => pod,
-                Err(why) => return ReadAnswer::NoAnswer(why.to_string()),
-            },
+        let pod = match self.read(name).await {
+            Ok(Ok(pod)) => pod,
+            Ok(Err(why)) => return ReadAnswer::NoAnswer(why),
             Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => {
                 self.cluster.pod_gone(uid);
                 return ReadAnswer::Gone("the pod is gone");

@@ -109,7 +109,7 @@ use settings::{ExtenderSettings, LeaseSettings};
 use std::net::TcpListener;
 use std::sync::Arc;
 use streams::{StreamParts, Streams};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use verbs::Verbs;
@@ -281,6 +281,7 @@ impl Extender {
             cluster: Arc::clone(&cluster),
             leadership: Arc::clone(&leadership),
             events: Arc::clone(&events),
+            reads: Semaphore::new(binder::READS),
             orders: Default::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),

@@ -25,10 +25,10 @@ const KEPT: usize = 2;
 /// Largest buffer that is kept. 8 GPUs with 200 containers need some 1.2 MB. The larger buffers that thousands of
 /// containers need are freed after each answer.
 const KEPT_BYTES: usize = 2 * 1024 * 1024;
-/// Maximum bytes of the answers that clients are taking. The agent may take 256 MiB in the chart and takes some 45 MiB itself with
-/// 2,000 containers, whose metrics are 26 MiB if all names are as long as Kubernetes allows: there is room for this, and for a
-/// text that is being written and its compressed form.
-const HELD: usize = 64 << 20;
+/// Maximum bytes of the answers that clients are taking. The agent may take 256 MiB in the chart. With 2,000 containers it takes some
+/// 45 MiB itself, up to 64 MiB for the pods of its node, and 26 MiB for an answer if all names are as long as Kubernetes allows: there
+/// is room for these answers, and for a text that is being written and its compressed form.
+const HELD: usize = 32 << 20;
 
 /// Buffers kept for the next answers, and the answers that clients are taking.
 #[derive(Clone, Debug, Default)]
@@ -222,10 +222,10 @@ mod tests {
     async fn clients_that_do_not_read_lose_their_answers_to_newer_ones_before_they_fill_the_memory() {
         let counts = Arc::<ConnectionCounts>::default();
         let (buffers, queue) = (AnswerBuffers::counted(Arc::clone(&counts)), AnswerQueue::new(AnswerLimits::default()));
-        let mut first = answer(&buffers, &queue, 1, 20 << 20).await;
+        let mut first = answer(&buffers, &queue, 1, 10 << 20).await;
         let mut answers = Vec::new();
         for client in 2..=6 {
-            answers.push(answer(&buffers, &queue, client, 20 << 20).await);
+            answers.push(answer(&buffers, &queue, client, 10 << 20).await);
             assert!(first.frame().await.is_some_and(|piece| piece.is_ok()), "it goes on taking its answer");
         }
         answers.insert(0, first);
@@ -234,8 +234,8 @@ mod tests {
             whole.push(answer.collect().await.ok().map(|all| all.to_bytes()));
         }
         let taken: Vec<bool> = whole.iter().map(Option::is_some).collect();
-        assert_eq!(taken, [true, false, false, false, true, true], "64 MiB have room for three of 20 MiB");
-        assert_eq!(whole[5].as_ref().map(|bytes| (bytes.len(), bytes[0])), Some((20 << 20, 6)));
+        assert_eq!(taken, [true, false, false, false, true, true], "32 MiB have room for three of 10 MiB");
+        assert_eq!(whole[5].as_ref().map(|bytes| (bytes.len(), bytes[0])), Some((10 << 20, 6)));
         assert_eq!(counts.cut.load(Ordering::Relaxed), 3);
         let huge = answer(&buffers, &queue, 7, HELD + 1).await;
         assert_eq!(huge.length(), HELD + 1);

@@ -16,7 +16,7 @@
 //! What must never happen here: a process is assigned to the container of an earlier or later process with the same PID.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
-use crate::cgroup::members::members_with;
+use crate::cgroup::members::{MAX_MEMBERS, members_with};
 use crate::cgroup::walk::{CgroupWalk, FoundCgroup};
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::host_file::host_stat;
@@ -298,6 +298,8 @@ impl Members {
             match listed {
                 // Processes without a PID in this namespace are left out: no caller looks them up by a PID.
                 Ok(_) => {
+                    // Of a longer list, the rest is not known.
+                    complete &= pids.len() < MAX_MEMBERS;
                     owners.extend(pids.iter().map(|pid| (*pid, Arc::clone(identity))));
                     true
                 }

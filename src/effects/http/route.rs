@@ -78,6 +78,7 @@ impl HttpApplication for Routes {
         let Some(endpoint) = self.endpoint(request.uri().path()) else {
             return sentence(StatusCode::NOT_FOUND, "no such path; / lists the paths.");
         };
+        let metrics_head = request.method() == Method::HEAD && matches!(endpoint, Endpoint::Metrics(_));
         let mut response = match *request.method() {
             Method::GET | Method::HEAD => self.open(endpoint, &request, ends).await,
             _ => {
@@ -86,8 +87,10 @@ impl HttpApplication for Routes {
                 response
             }
         };
-        let length = response.body().length();
-        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        if !metrics_head {
+            let length = response.body().length();
+            response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        }
         if !hyper::body::Body::is_end_stream(request.body()) {
             set(&mut response, header::CONNECTION, "close");
         }
@@ -156,6 +159,8 @@ impl Routes {
             Endpoint::Index => sentence(StatusCode::OK, INDEX.trim_end()),
             Endpoint::Health => sentence(StatusCode::OK, "ok"),
             Endpoint::Ready => self.readiness(),
+            // Nothing is written for an answer without a body: its requests could follow each other without a pause.
+            Endpoint::Metrics(sets) if request.method() == Method::HEAD => self.metrics_head(&sets, request.headers()),
             Endpoint::Metrics(sets) => self.metrics(&sets, request.headers(), ends.peer).await,
             Endpoint::Api(document) => self.api(document, request, ends.peer).await,
         }
@@ -208,12 +213,19 @@ impl Routes {
         self.own.scrapes.fetch_add(1, Ordering::Relaxed);
         let view = Arc::clone(&self.view.borrow());
         let now = (self.settings.clock)();
-        let foreign = sets.iter().any(|set| set.has_foreign_counters());
-        let format = negotiate::format(&values(headers, header::ACCEPT), foreign);
+        let format = format(sets, headers);
         let input = MetricsInput { view: &view, now, own: &self.own, footprint: footprint::read(now) };
         metrics::render(sets, &input, format, &mut buffer.bytes);
         let mut response = self.packed(buffer, headers);
         set(&mut response, header::CONTENT_TYPE, ExpositionFormat::content_type(format));
+        response
+    }
+
+    /// The answer to `HEAD`: without the length of the text, which HTTP allows.
+    fn metrics_head(&self, sets: &[MetricSet], headers: &HeaderMap) -> Response<AnswerBody> {
+        let mut response = Response::new(AnswerBody::text(Vec::new()));
+        set(&mut response, header::CONTENT_TYPE, ExpositionFormat::content_type(format(sets, headers)));
+        set(&mut response, header::VARY, "Accept, Accept-Encoding");
         response
     }
 
@@ -315,6 +327,12 @@ fn guard(plugin: &PluginView) -> String {
         .map(|(policies, word)| format!("{word}: {}", policies.join(" ")))
         .collect();
     if lists.is_empty() { String::new() } else { format!("\nadmission policies: {}", lists.join("; ")) }
+}
+
+/// The text format that the client accepts for these sets.
+fn format(sets: &[MetricSet], headers: &HeaderMap) -> ExpositionFormat {
+    let foreign = sets.iter().any(|set| set.has_foreign_counters());
+    negotiate::format(&values(headers, header::ACCEPT), foreign)
 }
 
 /// All values of a header, as one list.

@@ -147,13 +147,18 @@ impl<A: HttpApplication> TimedWrites<A> {
             next_check: Box::pin(tokio::time::sleep(LOOK_EVERY)),
         });
         while wait.next_check.as_mut().poll(cx).is_ready() {
+            // After a reset, the kernel still counts what it holds.
+            if let Some(error) = self.stream.take_error()? {
+                return Poll::Ready(Err(error));
+            }
             if unconfirmed(&self.stream)? == 0 {
                 return Poll::Ready(set_socket_linger(&self.stream, None).map_err(io::Error::from));
             }
             if wait.since.elapsed() >= write_timeout {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
-            wait.next_check.as_mut().reset(Instant::now() + LOOK_EVERY);
+            // A client that is slow for long is looked at less often.
+            wait.next_check.as_mut().reset(Instant::now() + LOOK_EVERY.max(wait.since.elapsed() / 4));
         }
         Poll::Pending
     }
