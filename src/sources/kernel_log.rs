@@ -22,6 +22,9 @@ use wire::kernel_log::{KernelError, KernelMessages};
 const SYSLOG: &str = "syslog";
 /// Bytes of the buffer. The kernel makes no longer record (`CONSOLE_EXT_LOG_MAX`); a smaller buffer gets `EINVAL`.
 const RECORD: usize = 8192;
+/// The first byte of what is kept of a line that is longer than the buffer. No message begins with it, so the rest of the line does
+/// not count as a line of its own.
+const CUT: u8 = b'~';
 /// Longest wait for a record, which is the delay until a stop is noticed.
 const WAIT: Duration = Duration::from_millis(500);
 /// A plain file (or a pipe without a writer) is always "readable"; reading it five times a second costs almost nothing.
@@ -119,15 +122,19 @@ fn end(messages: &mut KernelMessages, report: &impl Fn(KernelError)) {
 }
 
 /// Reports the errors in the whole lines of the first `filled` bytes. Moves an unfinished line to the front and returns
-/// its length. A line longer than the buffer is dropped.
+/// its length. Of a line longer than the buffer, only [`CUT`] is kept.
 fn lines(messages: &mut KernelMessages, (buffer, filled): (&mut [u8], usize), report: &impl Fn(KernelError)) -> usize {
     let text = buffer.get(..filled).unwrap_or_default();
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     for line in text.get(..whole).unwrap_or_default().split(|byte| *byte == b'\n') {
         messages.line(line, &mut |message| wire::kernel_log::error(message).into_iter().for_each(report));
     }
-    if whole == 0 && filled == buffer.len() {
-        return 0;
+    if whole == 0
+        && filled == buffer.len()
+        && let Some(first) = buffer.first_mut()
+    {
+        *first = CUT;
+        return 1;
     }
     buffer.copy_within(whole..filled, 0);
     filled - whole
@@ -173,12 +180,14 @@ mod tests {
     fn a_line_longer_than_the_buffer_is_dropped_and_the_next_one_is_read() {
         let (reported, mut messages) = (std::cell::Cell::new(0), KernelMessages::default());
         let count = |_| reported.set(reported.get() + 1);
-        let mut buffer = vec![b'x'; 64];
-        assert_eq!(lines(&mut messages, (&mut buffer, 64), &count), 0);
-        let line = b"\nNVRM: Xid (PCI:0000:01:00): 31\nrest";
-        buffer[..line.len()].copy_from_slice(line);
-        assert_eq!(lines(&mut messages, (&mut buffer, line.len()), &count), 4);
+        let mut buffer = vec![b'x'; 128];
+        let mut kept = lines(&mut messages, (&mut buffer, 128), &count);
+        assert_eq!(kept, 1);
+        // What follows is the rest of the long line, whatever it looks like.
+        let line = b"NVRM: Xid (PCI:0000:02:00): 31\nNVRM: Xid (PCI:0000:01:00): 31\nrest";
+        buffer[kept..kept + line.len()].copy_from_slice(line);
+        kept = lines(&mut messages, (&mut buffer, kept + line.len()), &count);
         end(&mut messages, &count);
-        assert_eq!((reported.get(), &buffer[..4]), (1, &b"rest"[..]));
+        assert_eq!((reported.get(), &buffer[..kept]), (1, &b"rest"[..]));
     }
 }

@@ -9,16 +9,31 @@
 //! Errors of an NVSwitch (SXid) have their own numbers and three lines each. Only the line with the severity is read:
 //! `nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt`. The other two
 //! lines (`Severity …`, `Data {…}`) belong to the same error.
+//!
+//! The kernel log has texts that any process can choose: the kernel prints the names of processes and of files. So a message is one
+//! only if it begins with its mark and the address of a device, and [`KernelMessages`] lets messages begin only where a record
+//! begins. What another program can put at the beginning of a record is its name of at most 15 bytes, and each mark with an address
+//! is longer.
+//!
+//! What must never happen here: an error is read from a text that another program has chosen.
 
+mod header;
 mod messages;
 
 pub use messages::KernelMessages;
 use model::gpu::XidSeverity;
 
-/// Text that marks the line of a GPU error.
+/// The mark of an XID: a GPU error.
 const MARK: &[u8] = b"NVRM: Xid (";
-/// Text that marks the line of an NVSwitch error.
-const SWITCH: &[u8] = b" SXid (";
+/// Marks of the driver's other messages about a GPU.
+const GPU: [&[u8]; 3] = [b"NVRM: GPU at ", b"NVRM: GPU ", b"NVRM: The NVIDIA GPU "];
+/// The mark of an NVSwitch error: the driver, the switch's number, and the rest of the mark.
+const SWITCH: [&[u8]; 2] = [b"nvidia-nvswitch", b": SXid ("];
+/// Minimum bytes of an address in an XID, without `PCI:`. The shortest known form is `0003:00`. A shorter one would fit into the name
+/// of a process, after the mark.
+const SHORTEST_ADDRESS: usize = 7;
+/// Minimum bytes of an address in another message about a GPU: `0000:65:00`.
+const SHORTEST_WHOLE_ADDRESS: usize = 10;
 /// Maximum code of an NVSwitch error: NVIDIA's catalogue has numbers of five digits.
 const MAX_SWITCH_CODE: u32 = 99_999;
 /// Maximum code of an XID: NVIDIA's catalogue ends below 200, and a much larger number is a damaged line.
@@ -59,18 +74,11 @@ pub struct KernelXid {
 
 /// Reads one message; `None` when it has no XID.
 #[must_use]
-pub fn xid(line: &[u8]) -> Option<KernelXid> {
-    let start = position(line, MARK)? + MARK.len();
-    let rest = line.get(start..)?;
-    let close = rest.iter().position(|byte| *byte == b')')?;
-    let place = std::str::from_utf8(rest.get(..close)?).ok()?;
-    let tail = rest.get(close + 1..)?.strip_prefix(b":")?.trim_ascii_start();
-
-    let mut words = place.split_ascii_whitespace();
-    let slot = pci_slot(words.next()?)?;
+pub fn xid(message: &[u8]) -> Option<KernelXid> {
+    let (slot, words, tail) = xid_place(message)?;
     let mut gpu_instance = None;
     let mut compute_instance = None;
-    for word in words {
+    for word in words.split_ascii_whitespace() {
         if let Some(number) = word.strip_prefix("GPU-I:") {
             gpu_instance = u32::from_str_radix(number, 16).ok();
         } else if let Some(number) = word.strip_prefix("GPU-CI:") {
@@ -79,6 +87,53 @@ pub fn xid(line: &[u8]) -> Option<KernelXid> {
     }
     let code = digits(tail).filter(|code| *code <= MAX_CODE)?;
     Some(KernelXid { slot, code, pid: pid(tail), gpu_instance, compute_instance, severity: severity(tail) })
+}
+
+/// The address of the GPU in an XID, the words after the address, and the text after the place.
+fn xid_place(message: &[u8]) -> Option<(PciSlot, &str, &[u8])> {
+    let (place, tail) = in_parentheses(message.strip_prefix(MARK)?)?;
+    let (address, words) = place.split_once(' ').unwrap_or((place, ""));
+    Some((stated_slot(address, SHORTEST_ADDRESS)?, words, tail))
+}
+
+/// The address of the NVSwitch in an SXid, and the text after it.
+fn switch_place(message: &[u8]) -> Option<(PciSlot, &[u8])> {
+    let [driver, mark] = SWITCH;
+    let rest = message.strip_prefix(driver)?;
+    let number = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let (place, tail) = in_parentheses(rest.get(number..)?.strip_prefix(mark)?)?;
+    (number > 0).then_some(())?;
+    Some((stated_slot(place.trim(), SHORTEST_ADDRESS)?, tail))
+}
+
+/// The address of the GPU in another message of the driver, and the text after it.
+fn gpu_place(message: &[u8]) -> Option<(PciSlot, &[u8])> {
+    let rest = GPU.iter().find_map(|mark| message.strip_prefix(*mark))?;
+    let ends = |byte: &u8| byte.is_ascii_whitespace() || b"()[],;".contains(byte);
+    let end = rest.iter().position(ends).unwrap_or(rest.len());
+    let word = std::str::from_utf8(rest.get(..end)?).ok()?.trim_end_matches([':', '.']);
+    let address = word.strip_prefix("PCI:").unwrap_or(word);
+    // A shorter address could also be another number: `(PCI ID: 10de:20b5)`.
+    let slot = stated_slot(address, SHORTEST_WHOLE_ADDRESS).filter(|_| address.matches(':').count() == 2)?;
+    Some((slot, rest.get(end..)?))
+}
+
+/// The text before `):`, and the text after it.
+fn in_parentheses(text: &[u8]) -> Option<(&str, &[u8])> {
+    let close = text.iter().position(|byte| *byte == b')')?;
+    let tail = text.get(close + 1..)?.strip_prefix(b":")?.trim_ascii_start();
+    Some((std::str::from_utf8(text.get(..close)?).ok()?, tail))
+}
+
+/// A PCI address of at least this many bytes.
+fn stated_slot(text: &str, shortest: usize) -> Option<PciSlot> {
+    let address = text.strip_prefix("PCI:").unwrap_or(text);
+    (address.len() >= shortest).then(|| pci_slot(address))?
+}
+
+/// Whether a message of NVIDIA's drivers about a device begins here.
+fn is_head(text: &[u8]) -> bool {
+    xid_place(text).is_some() || switch_place(text).is_some() || gpu_place(text).is_some()
 }
 
 /// One error of an NVSwitch.
@@ -107,29 +162,21 @@ pub enum KernelError {
 
 /// Reads one message; `None` when it has no error of a GPU or NVSwitch.
 #[must_use]
-pub fn error(line: &[u8]) -> Option<KernelError> {
-    xid(line)
+pub fn error(message: &[u8]) -> Option<KernelError> {
+    xid(message)
         .map(KernelError::Gpu)
-        .or_else(|| sxid(line).map(KernelError::Switch))
-        .or_else(|| lost(line).map(KernelError::Lost))
+        .or_else(|| sxid(message).map(KernelError::Switch))
+        .or_else(|| lost(message).map(KernelError::Lost))
 }
 
 /// The slot of the GPU of which the driver says, without an XID, that it is gone.
 #[must_use]
 pub fn lost(message: &[u8]) -> Option<PciSlot> {
-    if !contains(message, b"NVRM:") || contains(message, MARK) {
-        return None;
-    }
+    let (slot, text) = gpu_place(message)?;
     // A process chooses its name itself.
-    let end = position(message, b"name=").unwrap_or(message.len());
-    let text = String::from_utf8_lossy(message.get(..end)?).to_ascii_lowercase();
-    LOST.iter().any(|phrase| text.contains(phrase)).then_some(())?;
-    let words = text.split(|c: char| c.is_whitespace() || "()[],;".contains(c));
-    words.map(|word| word.trim_end_matches([':', '.'])).find_map(|word| {
-        let address = word.strip_prefix("pci:").unwrap_or(word);
-        // A shorter address could also be another number: `(PCI ID: 10de:20b5)`.
-        (address.matches(':').count() == 2).then(|| pci_slot(address))?
-    })
+    let end = position(text, b"name=").unwrap_or(text.len());
+    let text = String::from_utf8_lossy(text.get(..end)?).to_ascii_lowercase();
+    LOST.iter().any(|phrase| text.contains(phrase)).then_some(slot)
 }
 
 /// The severity in the text of an XID: the first such word that is not part of a process's name.
@@ -156,9 +203,13 @@ fn severity(tail: &[u8]) -> Option<XidSeverity> {
 fn after_name(text: &[u8]) -> &[u8] {
     const KEY: &[u8] = b"name=";
     let Some(name) = position(text, KEY).and_then(|at| text.get(at + KEY.len()..)) else { return text };
+    let mut most = 0;
     // Quotes around the name are not part of it.
-    let most = name.len().min(LONGEST_NAME + 3);
-    let end = (0..most).rev().find(|at| name.get(*at) == Some(&b','));
+    for _ in 0..LONGEST_NAME + 3 {
+        // `/dev/kmsg` writes `\x07`, and rsyslog `#007`, for one byte.
+        most += if matches!(name.get(most), Some(b'\\' | b'#')) { 4 } else { 1 };
+    }
+    let end = (0..most.min(name.len())).rev().find(|at| name.get(*at) == Some(&b','));
     end.and_then(|at| name.get(at + 1..)).unwrap_or_default()
 }
 
@@ -172,12 +223,8 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 
 /// Reads one message; `None` when it has no SXid or no severity.
 #[must_use]
-pub fn sxid(line: &[u8]) -> Option<KernelSxid> {
-    let start = position(line, SWITCH)? + SWITCH.len();
-    let rest = line.get(start..)?;
-    let close = rest.iter().position(|byte| *byte == b')')?;
-    let slot = pci_slot(std::str::from_utf8(rest.get(..close)?).ok()?.trim())?;
-    let tail = rest.get(close + 1..)?.strip_prefix(b":")?.trim_ascii_start();
+pub fn sxid(message: &[u8]) -> Option<KernelSxid> {
+    let (slot, tail) = switch_place(message)?;
     let code = digits(tail).filter(|code| *code <= MAX_SWITCH_CODE)?;
     let mut parts = tail.split(|byte| *byte == b',').skip(1).map(<[u8]>::trim_ascii);
     let fatal = match parts.next()? {
@@ -341,6 +388,9 @@ mod tests {
             "NVRM: The NVIDIA GPU (PCI ID: 10de:20b5) has fallen off the bus",
             "pcieport 0000:65:00.0: device has fallen off the bus",
             "NVRM: API mismatch at 0000:65:00.0: pid=7, name=fallen off the bus",
+            "NVRM: GPU 0000:65:00.0: API mismatch, name=fallen off the bus",
+            "NVRM: a[7]: segfault in GPU 0000:65:00.0: fallen off the bus",
+            "NVRM: GPU 0:1:2[7]: segfault in fallen off the bus",
         ] {
             assert_eq!(error(line.as_bytes()), None, "{line}");
         }
@@ -361,6 +411,9 @@ mod tests {
             "NVRM: Xid (PCI:1:2:3:4): 79",
             "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal",
             "NVRM: GPU at PCI:0000:65:00: GPU-1d8e9a1c-3b0a-4c0a-9f44-2f8e8d7a6b5c",
+            "a[7]: segfault in NVRM: Xid (PCI:0000:65:00): 79, GPU fell",
+            "NVRM: Xid (1:2 [7]: segfault in a): 79, GPU fell",
+            "NVRM: Xid (PCI:[7]: segfault in 0000:65:00): 79, GPU fell",
         ] {
             assert_eq!(xid(line.as_bytes()), None, "{line}");
         }
@@ -374,6 +427,9 @@ mod tests {
             "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013",
             "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 4294967296, Fatal, x",
             "nvidia-nvswitch3: SXid (PCI:zz:04:00.0): 22013, Fatal, x",
+            "nvidia-nvswitch: SXid (PCI:0000:04:00.0): 22013, Fatal, x",
+            "nvidia-nvswitch[7]: segfault in 3: SXid (PCI:0000:04:00.0): 22013, Fatal, x",
+            "a[7]: segfault in nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Fatal, x",
         ] {
             assert_eq!(error(line.as_bytes()), None, "{line}");
         }
@@ -397,8 +453,8 @@ mod tests {
             let mut marked = MARK.to_vec();
             marked.extend_from_slice(&bytes);
             let _ = xid(&marked);
-            let _ = error(&[b"nvidia-nvswitch0:", SWITCH, &bytes[..]].concat());
-            let _ = error(&[b"NVRM: fallen off the bus ", &bytes[..]].concat());
+            let _ = error(&[SWITCH[0], b"0", SWITCH[1], &bytes[..]].concat());
+            let _ = error(&[b"NVRM: GPU 0000:65:00.0", &bytes[..]].concat());
             let _ = error(&[b"NVRM: Xid (PCI:0000:65:00): 145, name=", &bytes[..]].concat());
             let _ = error(&[b"nvidia-nvswitch0: SXid (PCI:0000:04:00.0): 1,", &bytes[..]].concat());
         }
@@ -431,9 +487,15 @@ mod tests {
         }
 
         #[test]
-        fn no_name_of_a_process_states_a_severity(name in ".{0,4}(nonfatal|fatal|,| ){0,2}.{0,4}", quote: bool) {
+        fn no_name_of_a_process_states_a_severity(name in "(nonfatal|fatal|,| |\x01|#|\\\\|.){0,12}", form in 0..4) {
             let name: String = name.chars().filter(char::is_ascii).take(LONGEST_NAME).collect();
-            let name = if quote { format!("'{name}'") } else { name };
+            let name: String = match form {
+                // As `/dev/kmsg` and rsyslog write it.
+                1 => name.chars().map(|c| if c < ' ' || c == '\\' { format!("\\x{:02x}", u32::from(c)) } else { c.into() }).collect(),
+                2 => name.chars().map(|c| if c < ' ' { format!("#{:03o}", u32::from(c)) } else { c.into() }).collect(),
+                3 => format!("'{name}'"),
+                _ => name,
+            };
             let line = format!("NVRM: Xid (PCI:0000:65:00): 79, pid=7, name={name}, GPU has left.");
             prop_assert_eq!(xid(line.as_bytes()).expect("an XID").severity, None);
         }

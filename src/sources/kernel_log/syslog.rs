@@ -3,8 +3,8 @@
 //!
 //! Every two seconds it reads the newest records; reading does not remove them from the log. Lines after the end of the
 //! last read are new. If that end is no longer in the log (more was written than is read at once, or `dmesg
-//! --clear`), lines with a later time are new. Without times (`printk.time=0`) no line is reported then, because old
-//! errors would be reported again.
+//! --clear`), lines with a later time are new. Without times (`printk.time=0`) no error is read: only the time shows which
+//! lines are of one record, and any process can put lines into a record.
 
 use crate::report::Reporter;
 use model::observation::ErrorCounter;
@@ -53,7 +53,7 @@ pub(super) fn spawn(
 }
 
 fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &impl Fn(KernelError)) {
-    let (mut overrun, mut messages) = (false, KernelMessages::default());
+    let (mut overrun, mut timeless, mut messages) = (false, false, KernelMessages::default());
     let mut each = |message: &[u8]| wire::kernel_log::error(message).into_iter().for_each(report);
     while !stop.is_cancelled() {
         // The rest of a message that is open is in the log by the next look.
@@ -82,6 +82,12 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &
         }
         take_new(&mut messages, seen.new_lines(&text, from), from.is_some(), &mut each);
         seen = Seen::of(&text);
+        if seen.time.is_none() && !std::mem::replace(&mut timeless, true) {
+            tracing::warn!(
+                "the kernel log has no times, so no XIDs are read from it; set the kernel parameter printk.time=1 and \
+                 restart the agent"
+            );
+        }
     }
     messages.end(&mut each);
 }
@@ -215,13 +221,15 @@ mod tests {
     fn a_message_whose_lines_come_in_two_reads_is_taken_whole() {
         let (mut messages, mut found) = (KernelMessages::default(), Vec::new());
         let mut each = |message: &[u8]| found.push(String::from_utf8(message.to_vec()).unwrap());
-        let (head, rest) =
-            ("<4>[    5.000000] NVRM: The NVIDIA GPU 0000:17:00.0", "<4>[    5.000000] NVRM: (PCI ID: 10de:2330)");
-        for lines in [&[head][..], &[rest], &[]] {
-            take_new(&mut messages, lines.iter().map(|line| line.as_bytes()), true, &mut each);
-        }
-        take_new(&mut messages, [head].iter().map(|line| line.as_bytes()), true, &mut each);
-        take_new(&mut messages, [rest].iter().map(|line| line.as_bytes()), false, &mut each);
+        let [first, second] = [5, 6].map(|second| {
+            let header = format!("<4>[    {second}.000000] ");
+            [format!("{header}NVRM: The NVIDIA GPU 0000:17:00.0"), format!("{header}NVRM: (PCI ID: 10de:2330)")]
+        });
+        take_new(&mut messages, [first[0].as_bytes()].into_iter(), true, &mut each);
+        take_new(&mut messages, [first[1].as_bytes()].into_iter(), true, &mut each);
+        take_new(&mut messages, std::iter::empty(), true, &mut each);
+        take_new(&mut messages, [second[0].as_bytes()].into_iter(), true, &mut each);
+        take_new(&mut messages, [second[1].as_bytes()].into_iter(), false, &mut each);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains("0000:17:00.0") && found[0].contains("10de:2330"), "{found:?}");
         assert!(!found[1].contains("10de"), "lines are missing between the two");

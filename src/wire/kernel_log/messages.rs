@@ -1,4 +1,4 @@
-//! Joins the lines of one kernel message.
+//! Joins the lines of one kernel message, and finds out which lines are the driver's.
 //!
 //! A driver may print one message as several lines, and each reader of the kernel log shows these lines differently:
 //!
@@ -15,28 +15,36 @@
 //!                  NVRM: fallen off the bus and is not responding to commands.
 //! ```
 //!
-//! What must never happen here: a line of another message becomes part of a message about a GPU without a sign that it
-//! belongs to it; a message that grows without a bound.
+//! Any process can put lines of its own into the log, because the kernel prints the name of a file that crashes, with its
+//! newlines. So a message begins only at the beginning of a record, or later in a record that begins with a message. By `syslog(2)`,
+//! two records with the same header look like one: there, every line before it must begin a message. A record of another program
+//! begins with at most 15 bytes that the program chooses (its name), which are too few to begin a message (`super::is_head`).
+//!
+//! What must never happen here: a line that another program has chosen begins a message; a line of another message becomes part
+//! of a message about a GPU without a sign that it belongs to it; a message that grows without a bound.
 
-use super::{MARK, SWITCH, contains};
+use super::header::{Line, Stamp, split};
+use super::{contains, is_head};
 
 /// The prefix of the GPU driver's messages.
 const DRIVER: &[u8] = b"NVRM:";
 /// The beginning of the only sentence that the driver prints as several lines, each with the prefix.
 const SENTENCE: &[u8] = b"NVRM: The NVIDIA GPU ";
-/// Beginnings of other messages of the driver, without the prefix.
-const HEADS: [&[u8]; 3] = [b"Xid (", b"The NVIDIA GPU ", b"GPU "];
 /// Maximum bytes of a joined message. The kernel cuts a record at 1 KiB; the driver's messages need less than two.
 const LONGEST: usize = 4096;
 /// Maximum number of lines of a message: the driver's longest message has seven.
 const MOST_LINES: u32 = 32;
-/// Maximum bytes of a line's header: date, host name (at most 64 bytes), `kernel:` and the time since boot.
-const LONGEST_HEADER: usize = 160;
 
-/// The lines of the message that is read at the moment. Only messages of NVIDIA's drivers are kept.
+/// The lines of the message that is read at the moment. Only messages of NVIDIA's drivers about a device are kept.
 #[derive(Debug, Default)]
 pub struct KernelMessages {
     open: Option<OpenMessage>,
+    /// The header of the last line.
+    last: Stamp,
+    /// A message of a driver may begin in the last line: its record is the driver's.
+    is_driver: bool,
+    /// The kernel writes no times. This never becomes false again, because a text may have a time in it.
+    lacks_times: bool,
 }
 
 /// A message to which the next line may belong.
@@ -44,18 +52,10 @@ pub struct KernelMessages {
 struct OpenMessage {
     text: Vec<u8>,
     lines: u32,
-    header: Vec<u8>,
+    stamp: Stamp,
     record: bool,
     /// The record is a fragment: the next record whose flags mark it as a continuation belongs to it.
     fragment: bool,
-}
-
-/// A line without its header.
-struct Line<'a> {
-    header: &'a [u8],
-    /// The flags of a record of `/dev/kmsg`.
-    flags: Option<&'a [u8]>,
-    text: &'a [u8],
 }
 
 /// How a line continues the message before it.
@@ -75,14 +75,11 @@ impl KernelMessages {
             return;
         }
         let line = split(line);
+        self.judge(&line);
         let joint = self.open.as_ref().and_then(|open| open.joint(&line));
         let mut parts = parts(line.text);
         match joint {
-            None => {
-                self.end(each);
-                let Some(first) = parts.next() else { return };
-                self.begin(&line, first);
-            }
+            None => self.end(each),
             Some(Joint::Nothing) => return,
             Some(Joint::Fragment) => {
                 let first = parts.next().unwrap_or_default();
@@ -120,12 +117,20 @@ impl KernelMessages {
         self.open.is_some()
     }
 
+    /// Finds out whether a message may begin on this line.
+    fn judge(&mut self, line: &Line<'_>) {
+        self.lacks_times |= line.lacks_time();
+        let begins = parts(line.text).next().is_some_and(is_head) && !line.is_rest() && !self.lacks_times;
+        self.is_driver = begins && (self.is_driver || !line.is_of_record(self.last));
+        self.last = line.stamp;
+    }
+
     fn begin(&mut self, line: &Line<'_>, text: &[u8]) {
-        if contains(text, DRIVER) || contains(text, SWITCH) {
+        if self.is_driver {
             self.open = Some(OpenMessage {
                 text: text.get(..text.len().min(LONGEST)).unwrap_or_default().to_vec(),
                 lines: 1,
-                header: line.header.to_vec(),
+                stamp: line.stamp,
                 record: line.flags.is_some(),
                 fragment: line.is_fragment(),
             });
@@ -142,14 +147,15 @@ impl OpenMessage {
             if self.record && rest {
                 return Some(Joint::Fragment);
             }
-        } else if line.header.is_empty() && self.record && indented && is_dictionary(line.text) {
+        } else if line.bare && self.record && indented && is_dictionary(line.text) {
             return Some(Joint::Nothing);
         }
-        let same = !line.header.is_empty() && line.flags.is_none() && line.header == self.header;
+        let same = line.is_of_record(self.stamp);
+        let near = line.bare || self.stamp.leads_to(line.stamp);
         let other = line.text.starts_with(DRIVER) || names_subsystem(line.text);
         let sentence = self.text.starts_with(SENTENCE) && !self.text.ends_with(b".");
         let goes_on = sentence && line.text.starts_with(DRIVER) && !is_head(line.text);
-        (indented || (same && !other) || goes_on).then_some(Joint::Line)
+        ((near && (indented || goes_on)) || (same && !other)).then_some(Joint::Line)
     }
 
     fn append(&mut self, part: &[u8]) {
@@ -166,12 +172,6 @@ impl OpenMessage {
     }
 }
 
-impl Line<'_> {
-    fn is_fragment(&self) -> bool {
-        self.flags.is_some_and(|flags| flags.iter().any(|flag| matches!(flag, b'c' | b'+')))
-    }
-}
-
 /// The lines in the text of one line: newlines are escaped by `/dev/kmsg` as `\x0a` and by rsyslog as `#012`.
 fn parts(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(text);
@@ -181,14 +181,6 @@ fn parts(text: &[u8]) -> impl Iterator<Item = &[u8]> {
         rest = found.and_then(|at| text.get(at + 4..));
         text.get(..found.unwrap_or(text.len()))
     })
-}
-
-/// Whether a message of NVIDIA's drivers begins here.
-fn is_head(text: &[u8]) -> bool {
-    let head = |rest: &[u8]| HEADS.iter().any(|head| rest.starts_with(head));
-    text.starts_with(MARK)
-        || contains(text, SWITCH)
-        || text.strip_prefix(DRIVER).is_some_and(|rest| head(rest.trim_ascii_start()))
 }
 
 /// A line of a record's dictionary: ` SUBSYSTEM=pci`.
@@ -201,46 +193,6 @@ fn is_dictionary(text: &[u8]) -> bool {
 /// Whether the line begins like a line of another part of the kernel: `pcieport 0000:00:01.0: AER: …`, `usb 1-1: …`.
 fn names_subsystem(text: &[u8]) -> bool {
     contains(text.get(..text.len().min(48)).unwrap_or_default(), b": ")
-}
-
-/// Cuts the header off.
-fn split(line: &[u8]) -> Line<'_> {
-    if let Some((flags, text)) = record(line) {
-        return Line { header: &[], flags: Some(flags), text };
-    }
-    let mut text = after_priority(line);
-    // The end of a header in a syslog file: `Nov 21 10:00:00 node kernel: …`.
-    const KERNEL: &[u8] = b" kernel: ";
-    let front = text.get(..text.len().min(LONGEST_HEADER)).unwrap_or_default();
-    if let Some(at) = front.windows(KERNEL.len()).position(|window| window == KERNEL) {
-        text = text.get(at + KERNEL.len()..).unwrap_or_default();
-    }
-    // Time since boot, and the caller: `[   12.345678][  T99] `.
-    while let Some(inside) = text.strip_prefix(b"[")
-        && let Some(end) = inside.iter().take(LONGEST_HEADER).position(|byte| *byte == b']')
-    {
-        text = inside.get(end + 1..).unwrap_or_default();
-        text = text.strip_prefix(b" ").unwrap_or(text);
-    }
-    let header = line.get(..line.len() - text.len()).unwrap_or_default();
-    Line { header, flags: None, text }
-}
-
-/// Flags and text of a record of `/dev/kmsg`: `4,812,99,-;text`, with more fields possible after the flags.
-fn record(line: &[u8]) -> Option<(&[u8], &[u8])> {
-    let front = line.get(..line.len().min(LONGEST_HEADER))?;
-    let end = front.iter().position(|byte| *byte == b';')?;
-    let mut fields = front.get(..end)?.split(|byte| *byte == b',');
-    let number = |field: Option<&[u8]>| field.is_some_and(|it| !it.is_empty() && it.iter().all(u8::is_ascii_digit));
-    (number(fields.next()) && number(fields.next()) && number(fields.next())).then_some(())?;
-    Some((fields.next()?, line.get(end + 1..)?))
-}
-
-/// The line without the priority `<4>`.
-fn after_priority(line: &[u8]) -> &[u8] {
-    let Some(inside) = line.strip_prefix(b"<") else { return line };
-    let digits = inside.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    inside.get(digits..).and_then(|rest| rest.strip_prefix(b">")).unwrap_or(line)
 }
 
 #[cfg(test)]
@@ -309,15 +261,47 @@ mod tests {
             (
                 "another part of the kernel at the same time",
                 format!(
-                    "<4>[    1.000000] {one}\n<4>[    1.000000] pcieport 0000:00:01.0: AER: Uncorrected (Non-Fatal) error\n<4>[    1.000000] {two}"
+                    "<4>[    1.000000] {one}\n<4>[    1.000000] pcieport 0000:00:01.0: AER: Uncorrected (Non-Fatal) error\n<4>[    1.000001] {two}"
                 ),
             ),
             ("a line without an indent", format!("4,1,1,-;{one}\n6,2,1,-;Nonfatal\n4,3,1,-;{two}")),
             ("in one record", format!("4,1,1,-;{one}\\x0a{two}")),
+            ("printed in one microsecond", format!("<4>[    1.000000] {one}\n<4>[    1.000000] {two}")),
         ] {
             assert_eq!(messages(&text), [one, two], "{name}");
         }
         assert_eq!(messages("6,1,1,-;usb 1-1: new device\n SUBSYSTEM=usb\n"), [""; 0], "other drivers are not kept");
+    }
+
+    /// The kernel prints the names of processes and of files, which their owners choose.
+    #[test]
+    fn no_text_of_another_program_begins_a_message() {
+        for form in forms("forged") {
+            assert_eq!(messages(&text(&form, "text")), [""; 0], "{}", form["form"]);
+        }
+        let mark = "NVRM: Xid (PCI:0000:10:00): 79";
+        assert_eq!(messages(&format!("<4>{mark}")), [""; 0], "without times, this may be the rest of another record");
+        assert_eq!(messages(&format!("<4>x\n<4>[    1.000000] {mark}")), [""; 0], "the time is part of the text");
+        assert_eq!(messages(&format!("4,1,1,+;{mark}")), [""; 0], "the rest of another record");
+    }
+
+    /// What a process prints right after an error does not count as the error's text.
+    #[test]
+    fn a_record_goes_on_only_with_records_of_the_same_moment() {
+        let one = "NVRM: Xid (PCI:0000:10:00): 109, pid=7, name=x, Ch 1";
+        for (header, next, joined) in [
+            ("4,1,100,-;", "4,2,100,-;", true),
+            ("4,1,100,-;", "4,2,101,-;", false),
+            ("4,1,100,-;", "6,2,100,-;", false),
+            ("4,1,100,-,caller=T9;", "4,2,121,-,caller=T9;", true),
+            ("4,1,100,-,caller=T9;", "4,2,151,-,caller=T9;", false),
+            ("4,1,100,-,caller=T9;", "4,2,100,-,caller=T8;", false),
+            ("<4>[    1.000100] ", "<4>[    1.000100] ", true),
+            ("<4>[    1.000100] ", "<4>[    1.000101] ", false),
+        ] {
+            let text = format!("{header}{one}\n{next} Fatal[8] misaligned vsyscall");
+            assert_eq!(messages(&text)[0].contains("Fatal"), joined, "{header} {next}");
+        }
     }
 
     #[test]
@@ -326,11 +310,47 @@ mod tests {
         let all = messages(&flood);
         assert_eq!(all.len(), 1, "what follows it begins no message");
         assert!(all[0].len() < LONGEST && all[0].starts_with("NVRM: Xid (PCI:0000:10:00): 79"));
-        let long = format!("NVRM: {}", "x".repeat(100_000));
-        assert!(messages(&long).iter().all(|message| message.len() <= LONGEST));
+        let long = format!("NVRM: GPU 0000:10:00.0: {}", "x".repeat(100_000));
+        assert_eq!(messages(&long), [&long[..LONGEST]]);
     }
 
+    /// A crash as the kernel logs it: the name of the process, then the name of its file.
+    fn crash(process: &str, file: &str) -> String {
+        let process: String = process.chars().take(15).collect();
+        format!(
+            "{process}[1001]: segfault at 0 ip 0000000000400078 sp 00007ffc2b7cbd10 error 6 in {file}[7a,400000+1000]"
+        )
+    }
+
+    /// A record in each form of the log.
+    fn printed(text: &str, caller: bool) -> [String; 3] {
+        let escape = |c: char| match c {
+            '\\' | '\0'..='\x1f' | '\x7f' => format!("\\x{:02x}", u32::from(c)),
+            _ => c.to_string(),
+        };
+        let (record, line) = if caller { (",caller=T1001", "[T1001]") } else { ("", "") };
+        let lines = |header: &str| text.split('\n').map(|text| format!("{header}{text}\n")).collect::<String>();
+        [
+            format!("4,812,99000001,-{record};{}\n SUBSYSTEM=pci\n", text.chars().map(escape).collect::<String>()),
+            lines(&format!("<4>[   99.000001]{line} ")),
+            lines(&format!("Nov 21 10:00:00 node kernel: [   99.000001]{line} ")),
+        ]
+    }
+
+    /// Parts of names that look like parts of the log.
+    const PARTS: &str = "(\n|NVRM: |Xid \\(|PCI:|0000:10:00|0:1:0|1:2|\\): |79, |GPU |The NVIDIA GPU |fallen off the bus|name=|nvidia-nvswitch|0: |SXid \\(|22013, Fatal| Fatal| kernel: |<4>|\\[   99.000000\\]|4,1,1,-;|#012|\\\\x0a| |a){0,9}";
+
     proptest! {
+        #[test]
+        fn no_names_of_processes_and_files_make_an_error_or_change_one(process in PARTS, file in PARTS, caller: bool) {
+            let text = crash(&process, &file);
+            for (crash, header) in printed(&text, caller).iter().zip(["4,811,99000000,-;", "<4>[   99.000000] ", "Nov 21 10:00:00 node kernel: [   99.000000] "]) {
+                let error_before = "NVRM: Xid (PCI:0000:65:00): 109, pid=7, name=x, Ch 1";
+                let log = format!("{header}{error_before}\n{crash}");
+                prop_assert_eq!(messages(&log), [error_before], "{:?}", log);
+            }
+        }
+
         #[test]
         fn no_lines_cause_a_panic_or_grow(lines in prop::collection::vec("[ -~\\t]{0,80}|(<4>\\[ 1.5\\] |4,1,1,[-c+];| |NVRM: |NVRM: Xid \\(|\\\\x0a){0,9}", 0..40)) {
             let mut messages = KernelMessages::default();
