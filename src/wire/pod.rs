@@ -5,9 +5,12 @@
 //! lists have a maximum length. Entries beyond it are counted, because a claim that was cut off must not look like a
 //! missing claim.
 
+mod status_size;
+
+use self::status_size::status_bytes;
 use crate::annotation_keys::{ASSUMED, SYSTEM_OWNED};
 use crate::assumed::MAX_ASSUMED;
-use crate::variables::Variables;
+use crate::variables::{OF_NVIDIA, Variables};
 use crate::{misspelt_key, quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
 use model::nvidia;
@@ -51,21 +54,6 @@ const MAX_QUANTITY: usize = 64;
 /// conditions and the messages of ended containers, of which the kubelet keeps 12 KiB. The API server refuses every later write to a
 /// bound pod without that room: the kubelet cannot even report that the pod runs.
 pub(crate) const MAX_POD: usize = 1 << 20;
-/// Bytes of the status of a container, without the parts that the other constants count: the ids of container and image (about 250),
-/// two states (about 300), and its name in three conditions (up to 200).
-const CONTAINER_STATUS: usize = 1024;
-/// How often a status has the image of a container: once as it is, and twice in the message that the name is not valid. The
-/// message has quoted texts, in which Go writes a control character as four bytes.
-const IMAGE_COPIES: usize = 9;
-/// How often a status may have a text in the message about a container that cannot be created or started: once as it is and once
-/// quoted.
-const MESSAGE_COPIES: usize = 5;
-/// How often a status has the resource requests of a container: as limits, requests and allocated resources of the container, and
-/// as the same three of the pod. The API server accepts extended resources only if limits and requests are equal.
-const REQUEST_COPIES: usize = 6;
-/// Factor for the size of a readiness gate. The kubelet's sentence about a gate that is not fulfilled has 66 bytes and the gate's
-/// name; a gate counts as 25 bytes and its name.
-const GATE_COPIES: usize = 3;
 /// Bytes that etcd stores in addition to a text (tags and lengths), and at most for a number.
 const PART_BYTES: usize = 6;
 
@@ -321,9 +309,10 @@ struct TopologySpreadConstraint {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct Volume {
     image: ValueSize,
+    host_path: ValueSize,
 }
 
 #[derive(Default, Deserialize)]
@@ -334,9 +323,13 @@ struct Container<'a> {
     restart_policy: OrNull<String>,
     working_dir: ValueSize,
     resources: OrNull<Resources>,
-    /// Parsed only if a text of the container refers to a variable.
+    termination_message_path: ValueSize,
+    volume_devices: ValueSize,
+    /// Parsed only if a message may have something of it.
     #[serde(borrow)]
     env: Option<&'a RawValue>,
+    #[serde(borrow)]
+    env_from: Option<&'a RawValue>,
     command: OrNull<FirstText>,
     args: OrNull<FirstText>,
     lifecycle: OrNull<Lifecycle>,
@@ -358,11 +351,11 @@ impl Container<'_> {
         (size, paths.map(|path| variables.expanded(path)).max().unwrap_or_default())
     }
 
-    /// The container's variables, as far as its texts refer to them.
+    /// The container's variables, as far as its texts or a message refer to them.
     fn variables(&self) -> Variables {
         let refers = |text: &str| text.contains("$(");
         let mounts = self.volume_mounts.is_some_and(|mounts| mounts.get().contains(SUB_PATH_EXPR));
-        Variables::of(self.env.filter(|_| mounts || refers(self.program())))
+        Variables::of(self.env.filter(|env| mounts || refers(self.program()) || env.get().contains(OF_NVIDIA)))
     }
 
     /// The program that a runtime names if it cannot start it. Without a command it may be the first argument.
@@ -495,7 +488,7 @@ struct SelectedEntries<T, F, S> {
 
 /// The size of a value, which is not kept itself.
 #[derive(Clone, Copy, Default)]
-struct ValueSize {
+pub(crate) struct ValueSize {
     /// Bytes of the value's texts, keys included.
     text: usize,
     /// Number of the value's texts, keys included, and of its numbers.
@@ -504,11 +497,11 @@ struct ValueSize {
 
 impl ValueSize {
     /// About as many bytes as etcd stores of it.
-    fn stored(self) -> usize {
+    pub(crate) fn stored(self) -> usize {
         self.text + PART_BYTES * self.parts
     }
 
-    fn with(self, other: ValueSize) -> ValueSize {
+    pub(crate) fn with(self, other: ValueSize) -> ValueSize {
         ValueSize { text: self.text + other.text, parts: self.parts + other.parts }
     }
 }
@@ -756,33 +749,6 @@ fn is_zero(text: &str) -> bool {
 }
 
 // === conversion ===
-
-/// About as many bytes as the kubelet may write into the status of a pod with this specification.
-fn status_bytes(spec: &Spec<'_>) -> u32 {
-    let lists = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
-    // Any container may mount any volume.
-    let volumes: usize = spec.volumes.0.iter().map(|volume| volume.image.stored()).sum();
-    let of_container = |container: &Container<'_>| {
-        let Container { image, working_dir, resources, lifecycle, security_context, .. } = container;
-        let variables = container.variables();
-        let (mounts, longest_path) = container.mounts(&variables);
-        // The kubelet names a path that leads out of its volume once, as it is.
-        let expanded =
-            MESSAGE_COPIES.saturating_mul(variables.expanded(container.program())).saturating_add(longest_path);
-        let texts = working_dir.stored() + security_context.0.texts() + lifecycle.0.post_start.stored();
-        let stated = CONTAINER_STATUS
-            + IMAGE_COPIES * (image.0.len() + volumes)
-            + REQUEST_COPIES * (resources.0.requests.stored() + resources.0.claims.stored())
-            + MESSAGE_COPIES * texts
-            // The status of each container also has its mounts, and the groups of the pod.
-            + (1 + MESSAGE_COPIES) * (mounts + spec.security_context.stored());
-        stated.saturating_add(expanded)
-    };
-    let containers = lists.into_iter().flat_map(|list| &list.0).map(of_container);
-    let containers = containers.fold(0, usize::saturating_add);
-    let gates = GATE_COPIES * spec.readiness_gates.stored();
-    u32::try_from(containers.saturating_add(gates)).unwrap_or(u32::MAX)
-}
 
 fn containers(spec: &Spec<'_>, status: &Status) -> (Vec<PodContainer>, Option<Box<LeftOutContainers>>) {
     let lists = [

@@ -2,11 +2,13 @@
 //! which the kubelet replaces `$(NAME)` by the value of the variable. A value may itself have references to earlier variables, so a
 //! few short values can make a text of any length.
 //!
+//! Also how long the texts are by which a message names a variable.
+//!
 //! What must never happen here: a text counts as shorter than the kubelet makes it from values that stand in the pod. Values in a
 //! ConfigMap, in a Secret or in a file are not seen; they count as [`UNSEEN`].
 
 use crate::annotation_keys::MAX_ANNOTATION;
-use crate::pod::OrNull;
+use crate::pod::{OrNull, ValueSize};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -16,6 +18,9 @@ use std::collections::HashMap;
 const UNSEEN: usize = 4096;
 /// Bytes that count for a pod's field that is not an annotation: names have at most 253 bytes, labels 63, and two IP addresses 91.
 const FIELD: usize = 253;
+
+/// The beginning of the names of the variables whose values NVIDIA's runtime repeats in its errors.
+pub(crate) const OF_NVIDIA: &str = "NVIDIA_";
 
 /// The variables of a container: the length of the longest value that each can have.
 #[derive(Debug, Default)]
@@ -27,6 +32,16 @@ struct Variable {
     name: OrNull<String>,
     value: OrNull<String>,
     value_from: Option<ValueFrom>,
+}
+
+/// What names an entry of `env` or `envFrom`: everything in it but the value. The API server bounds the names of ConfigMaps and
+/// Secrets and their keys.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct EntryName {
+    name: ValueSize,
+    prefix: ValueSize,
+    value_from: ValueSize,
 }
 
 #[derive(Default, Deserialize)]
@@ -53,6 +68,13 @@ impl ValueFrom {
     }
 }
 
+/// Bytes of the longest text by which a message may name an entry of this list `env` or `envFrom`.
+pub(crate) fn longest_name(list: &RawValue) -> usize {
+    let entries = serde_json::from_str::<OrNull<Vec<EntryName>>>(list.get()).unwrap_or_default().0;
+    let sizes = entries.iter().map(|entry| entry.name.with(entry.prefix).with(entry.value_from).stored());
+    sizes.max().unwrap_or_default()
+}
+
 impl Variables {
     /// Reads the list `env` of a container. Any other value has no variables.
     pub(crate) fn of(env: Option<&RawValue>) -> Variables {
@@ -65,6 +87,12 @@ impl Variables {
             *known = longest.max(*known);
         }
         variables
+    }
+
+    /// Bytes of the longest value of a variable of NVIDIA's runtime.
+    pub(crate) fn longest_of_nvidia(&self) -> usize {
+        let named = self.0.iter().filter(|(name, _)| name.starts_with(OF_NVIDIA));
+        named.map(|(_, longest)| *longest).max().unwrap_or_default()
     }
 
     /// Bytes of the text with the longest values in the place of its references. `$$` is a `$` and begins no reference.
@@ -138,6 +166,25 @@ mod tests {
         assert_eq!(known.expanded("$(V39)"), usize::MAX);
     }
 
+    #[test]
+    fn an_entry_is_named_by_all_of_it_but_its_value() {
+        let list = json!([
+            { "name": "abc", "value": "x".repeat(1000) },
+            { "name": "A", "valueFrom": { "fileKeyRef": { "path": "a/b" } } },
+            null,
+        ]);
+        let longest = |list: &Value| longest_name(&RawValue::from_string(list.to_string()).unwrap());
+        assert_eq!(longest(&list), 0, "not a list of entries");
+        assert_eq!(longest(&json!([list[0], list[1]])), 1 + 10 + 4 + 3 + 4 * 6);
+        assert_eq!(longest(&json!([list[0]])), 3 + 6);
+        assert_eq!(longest(&json!([{ "prefix": "abcd", "secretRef": { "name": "s" } }])), 4 + 6);
+        for other in [json!([]), json!({}), json!(7), Value::Null] {
+            assert_eq!(longest(&other), 0, "{other}");
+        }
+        let known = variables(&json!([{ "name": "NVIDIA_A", "value": "ab" }, { "name": "B", "value": "abc" }]));
+        assert_eq!((known.longest_of_nvidia(), Variables::default().longest_of_nvidia()), (2, 0));
+    }
+
     proptest! {
         #[test]
         fn no_list_and_no_text_cause_a_panic(env in "\\PC{0,60}", text in "[$()A-C]{0,30}") {
@@ -145,6 +192,7 @@ mod tests {
             prop_assert!(known.expanded(&text) >= text.len());
             if let Ok(raw) = RawValue::from_string(env) {
                 Variables::of(Some(&raw)).expanded(&text);
+                let _ = longest_name(&raw);
             }
         }
 

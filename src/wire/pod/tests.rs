@@ -425,6 +425,17 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
         ("/spec/ephemeralContainers", json!([{ "name": "e", "image": image }]), 1024 + 9 * 1007),
         ("/spec/containers/0/volumeMounts", mounts, 6 * (4 + 1 + 9 + 1001 + 8 + 5 * 6)),
         ("/spec/containers/0/workingDir", json!("/abc"), 5 * (4 + 6)),
+        ("/spec/containers/0/terminationMessagePath", json!("/abc"), 5 * (4 + 6)),
+        (
+            "/spec/containers/0/volumeDevices",
+            json!([{ "name": "v", "devicePath": "/b" }]),
+            5 * (4 + 1 + 10 + 2 + 4 * 6),
+        ),
+        (
+            "/spec/containers/0/env",
+            json!([{ "name": "NVIDIA_A", "value": "abc" }, { "name": "B", "value": "b" }]),
+            5 * 3,
+        ),
         ("/spec/containers/0/command", json!(["abc", "defg"]), 5 * 3),
         ("/spec/containers/0/args", json!(["abcd", "e"]), 5 * 4),
         ("/spec/containers/0/args", json!(["$(A)"]), 5 * (4 + 4096)),
@@ -440,6 +451,11 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
         ),
         ("/spec/containers/0/resources/claims", json!([{ "name": "a" }]), 6 * (5 + 2 * 6)),
         ("/spec/volumes", json!([{ "name": "v", "image": { "reference": "abc" } }]), 3 * 9 * (9 + 3 + 2 * 6)),
+        (
+            "/spec/volumes",
+            json!([{ "hostPath": { "path": "/ab" } }, { "hostPath": { "path": "/abc" } }, { "emptyDir": {} }]),
+            3 * 5 * (4 + 4 + 2 * 6),
+        ),
         ("/spec/containers/0/resources/requests", json!({ "a/b": "0", "a/cd": "0" }), 6 * (9 + 4 * 6)),
         ("/spec/securityContext", json!({ "supplementalGroups": [1, 2, 3] }), 3 * 6 * (18 + 4 * 6)),
         ("/spec/readinessGates", json!([{ "conditionType": "a" }]), 3 * (14 + 2 * 6)),
@@ -451,6 +467,9 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
     for path in [
         "containers/0/volumeMounts",
         "containers/0/env",
+        "containers/0/envFrom",
+        "containers/0/terminationMessagePath",
+        "containers/0/volumeDevices",
         "containers/0/command",
         "containers/0/args",
         "containers/0/lifecycle",
@@ -460,6 +479,37 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
     ] {
         assert_eq!(with(&format!("/spec/{path}"), &Value::Null), before, "{path}");
     }
+}
+
+/// A runtime names a variable whose value has a zero byte, and the kubelet names the source of a value.
+#[test]
+fn the_longest_name_of_a_variable_is_counted_where_the_lists_are_long() {
+    let with = |list: &str, value: &Value| {
+        let mut pod = whole();
+        pod["spec"]["containers"][0][list] = value.clone();
+        read(&pod).unwrap().status_bytes as usize
+    };
+    let (before, long) = (read(&whole()).unwrap().status_bytes as usize, "a".repeat(20_000));
+    let file = json!({ "fileKeyRef": { "volumeName": "v", "key": "k", "path": long } });
+    for (list, value, more) in [
+        ("env", json!([{ "name": long, "value": "\0" }, { "name": "B", "value": long }]), 20_006),
+        ("env", json!([{ "name": "A", "valueFrom": file }]), 1 + 10 + 10 + 1 + 3 + 1 + 4 + 20_000 + 8 * 6),
+        (
+            "env",
+            json!([{ "name": "A", "valueFrom": { "resourceFieldRef": { "containerName": long } } }]),
+            20_030 + 4 * 6,
+        ),
+        ("envFrom", json!([{ "prefix": long, "configMapRef": { "name": "m" } }]), 20_006),
+        ("env", json!([{ "name": "A", "value": long }]), 1 + 6),
+        ("env", json!([{ "name": &long[..10_000], "value": "" }]), 0),
+    ] {
+        assert_eq!(with(list, &value) - before, 5 * more, "{list}");
+    }
+    // Lists that are short one by one.
+    let mut pod = whole();
+    let container = |n: usize| json!({ "name": format!("c{n}"), "env": [{ "name": "a".repeat(1000), "value": "" }] });
+    pod["spec"]["containers"] = (0..100).map(container).collect();
+    assert!(read(&pod).unwrap().status_bytes > 100 * 6000);
 }
 
 #[test]
