@@ -28,7 +28,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 const BLOCKING: usize = 2;
 /// After this many steps of connections, the ports' thread looks for new connections and data. A step may write a whole answer,
 /// which takes milliseconds, and a health check waits for two looks. Tokio's default is 61.
-const LOOK_EVERY: u32 = 4;
+const LOOK_EVERY: u32 = 1;
 /// Stack size of the ports' thread, the same as in the other runtime.
 const STACK: usize = 1024 * 1024;
 

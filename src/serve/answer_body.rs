@@ -1,8 +1,8 @@
 //! Answers: a pool of large buffers, and the response body that carries a buffer to the client in pieces.
 //!
 //! Bounds: all answers that clients are taking have at most `HELD` bytes together, unless there is only one. When a new one
-//! would exceed that, the client that has taken nothing for the longest time loses its answer. The owners of pods decide how
-//! long names are, and anyone who reaches an open port can request an answer and not read it.
+//! would exceed that, the address with the most bytes loses the answer of which it has taken nothing for the longest time. The
+//! owners of pods decide how long names are, and anyone who reaches an open port can request an answer and not read it.
 //!
 //! What must never happen here: memory that grows with the number of clients that do not read.
 
@@ -13,7 +13,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use parking_lot::Mutex;
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::io::Write;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -42,6 +45,7 @@ pub struct AnswerBuffers {
 /// An answer that a client is taking.
 #[derive(Debug)]
 struct HeldAnswer {
+    peer: IpAddr,
     length: usize,
     capacity: usize,
     rest: Mutex<Rest>,
@@ -64,20 +68,24 @@ impl AnswerBuffers {
 
     /// An empty buffer that holds `turn`, its permit for an answer in progress.
     pub fn take(&self, turn: AnswerTurn) -> AnswerBuffer {
-        AnswerBuffer { bytes: self.spare(), home: self.clone(), _turn: turn }
+        AnswerBuffer { bytes: self.spare(), home: self.clone(), turn }
     }
 
-    /// Adds an answer in progress. If all answers together are too large, takes the oldest away from their clients.
+    /// Adds an answer in progress. If all answers together are too large, takes others away from their clients.
     fn hold(&self, buffer: AnswerBuffer) -> Arc<HeldAnswer> {
-        let (length, capacity) = (buffer.bytes.len(), buffer.bytes.capacity());
+        let (peer, length, capacity) = (buffer.turn.peer(), buffer.bytes.len(), buffer.bytes.capacity());
         let rest = Mutex::new(Rest { buffer: Some(buffer), moved: Instant::now() });
-        let answer = Arc::new(HeldAnswer { length, capacity, rest });
+        let answer = Arc::new(HeldAnswer { peer, length, capacity, rest });
         let mut held = self.held.lock();
         held.retain(|answer| answer.strong_count() > 0);
         let mut others: Vec<Arc<HeldAnswer>> = held.iter().filter_map(Weak::upgrade).collect();
         held.push(Arc::downgrade(&answer));
         drop(held);
-        others.sort_by_key(|other| other.rest.lock().moved);
+        let mut by_peer = HashMap::from([(peer, capacity)]);
+        for other in &others {
+            *by_peer.entry(other.peer).or_default() += other.capacity;
+        }
+        others.sort_by_key(|other| (Reverse(by_peer.get(&other.peer).copied()), other.rest.lock().moved));
         let mut total: usize = capacity + others.iter().map(|other| other.capacity).sum::<usize>();
         for stalled in others {
             if total <= HELD {
@@ -110,7 +118,7 @@ pub struct AnswerBuffer {
     /// The text.
     pub bytes: Vec<u8>,
     home: AnswerBuffers,
-    _turn: AnswerTurn,
+    turn: AnswerTurn,
 }
 
 impl AnswerBuffer {
@@ -208,7 +216,6 @@ mod tests {
     use super::*;
     use crate::answer_queue::{AnswerLimits, AnswerQueue};
     use http_body_util::BodyExt;
-    use std::net::IpAddr;
 
     /// A large answer for a client of its own.
     async fn answer(buffers: &AnswerBuffers, queue: &AnswerQueue, client: u8, bytes: usize) -> AnswerBody {
@@ -237,6 +244,16 @@ mod tests {
         assert_eq!(taken, [true, false, false, false, true, true], "32 MiB have room for three of 10 MiB");
         assert_eq!(whole[5].as_ref().map(|bytes| (bytes.len(), bytes[0])), Some((10 << 20, 6)));
         assert_eq!(counts.cut.load(Ordering::Relaxed), 3);
+        // An address with two answers loses one of them before others lose theirs.
+        let counts = Arc::<ConnectionCounts>::default();
+        let buffers = AnswerBuffers::counted(counts);
+        let (other, first) = (answer(&buffers, &queue, 1, 10 << 20).await, answer(&buffers, &queue, 2, 10 << 20).await);
+        let (second, third) =
+            (answer(&buffers, &queue, 2, 10 << 20).await, answer(&buffers, &queue, 3, 10 << 20).await);
+        assert!(first.collect().await.is_err());
+        for answer in [other, second, third] {
+            assert!(answer.collect().await.is_ok());
+        }
         let huge = answer(&buffers, &queue, 7, HELD + 1).await;
         assert_eq!(huge.length(), HELD + 1);
         assert!(huge.collect().await.is_ok(), "the only answer is never taken away");

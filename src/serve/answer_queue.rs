@@ -108,7 +108,14 @@ struct Peer {
 pub struct AnswerTurn {
     _answer: OwnedSemaphorePermit,
     _own: OwnedSemaphorePermit,
-    _counted: Counted,
+    counted: Counted,
+}
+
+impl AnswerTurn {
+    /// The address of the client.
+    pub fn peer(&self) -> IpAddr {
+        self.counted.address
+    }
 }
 
 /// A request that is counted for its address.
@@ -138,7 +145,7 @@ impl AnswerQueue {
             // The limit of the address comes first: a request that waits for it is not in the common queue.
             let own = self.own.wait_for(&own).await?;
             let answer = self.common.wait_for(&self.answers).await?;
-            Some(AnswerTurn { _answer: answer, _own: own, _counted: counted })
+            Some(AnswerTurn { _answer: answer, _own: own, counted })
         };
         tokio::time::timeout(self.limits.wait, turn).await.ok()?
     }

@@ -216,6 +216,8 @@ impl Routes {
         let format = format(sets, headers);
         let input = MetricsInput { view: &view, now, own: &self.own, footprint: footprint::read(now) };
         metrics::render(sets, &input, format, &mut buffer.bytes);
+        // A connection writes one answer at a step, however many requests it has sent.
+        tokio::task::yield_now().await;
         let mut response = self.packed(buffer, headers);
         set(&mut response, header::CONTENT_TYPE, ExpositionFormat::content_type(format));
         response
