@@ -1,0 +1,23 @@
+//! Cycles, trends, steps and forecasts of a series of measurements, such as the utilisation of a GPU or a column of a CSV file.
+//!
+//! ```text
+//!   samples, values ──▶ Series ──┬─▶ find_period ──▶ Verdict ──▶ PeriodWatch ──▶ what may be published
+//!                                ├─▶ fold: the typical cycle
+//!                                └─▶ trend, steps, leak, forecast, next_maximum
+//! ```
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `series.rs` | [`Series`]: equidistant values with gaps |
+//! | `period.rs`, `period/` | [`find_period`]: whether a series repeats, and how fast |
+//! | `period_watch.rs` | [`PeriodWatch`]: publishes a verdict after a second one on other data |
+//!
+//! What must never happen here: a clock, I/O, randomness, an invented value in place of a gap, an unbounded result.
+
+mod period;
+mod period_watch;
+mod series;
+
+pub use period::{Alternative, Period, Quartiles, Reason, Verdict, find_period, fold};
+pub use period_watch::{PeriodWatch, Published};
+pub use series::{Counter, MAX_POINTS, Sample, Series, SeriesError};
