@@ -7,10 +7,21 @@
 //! What must never happen here: a period that was seen in fewer than four cycles, or that is shorter than four refreshes of
 //! the counter.
 
+mod candidates;
+mod correlation;
+mod score;
+mod search;
+mod signal;
+mod track;
+
 use std::fmt;
 use std::time::Duration;
 
 use crate::series::Series;
+use candidates::candidates;
+use correlation::autocorrelation;
+use search::{Search, needed_score};
+use signal::Signal;
 
 /// What is known about whether a series repeats.
 #[derive(Debug, Clone, PartialEq)]
@@ -191,11 +202,51 @@ impl fmt::Display for Seconds {
     }
 }
 
+/// Values that are needed: four cycles of four samples.
+const FEWEST_VALUES: usize = 16;
+
+/// A series with more gaps is not judged.
+const MOST_GAPS: f64 = 0.2;
+
+/// Tracked starts that a [`Period`] keeps at most: 32 KiB. A picture cannot show more.
+const MOST_STARTS: usize = 4096;
+
 /// Looks for the period of a series. Takes O(n log n) time.
 #[must_use]
 pub fn find_period(series: &Series) -> Verdict {
-    let _ = series;
-    Verdict::Unknown(Reason::NoCandidate)
+    let (points, measured) = (series.len(), series.measured());
+    if measured < FEWEST_VALUES {
+        return Verdict::Unknown(Reason::TooFewValues { measured, needed: FEWEST_VALUES });
+    }
+    let share = 1.0 - measured as f64 / points as f64;
+    if share > MOST_GAPS {
+        return Verdict::Unknown(Reason::TooManyGaps { share, allowed: MOST_GAPS });
+    }
+    let Some(signal) = Signal::of(series.values()) else {
+        return Verdict::Aperiodic(Reason::Constant);
+    };
+    let longest = points * 27 / 100;
+    let correlation = autocorrelation(signal.finest(), longest * 8 / 5);
+    let candidates = candidates(&correlation, 4, longest);
+    let mut search = Search::new(&signal);
+    let folds = search.choose(&candidates);
+    let Some(best) = folds.first() else {
+        return Verdict::Aperiodic(Reason::NoCandidate);
+    };
+    let length = series.step().mul_f64(best.length);
+    let needed = needed_score(best.cycles);
+    if best.score < needed {
+        return Verdict::Unknown(Reason::BestScoreTooLow { score: best.score, needed, period: length });
+    }
+    let starts = search.starts(best);
+    Verdict::Periodic(Period {
+        length,
+        interval: (length, length),
+        score: best.score,
+        cycles: best.cycles as u32,
+        starts: starts.iter().take(MOST_STARTS).map(|start| start.at).collect(),
+        alternatives: Vec::new(),
+    })
 }
 
 /// The typical cycle: for each of `phases` phases the quartiles of the values there. Pauses between cycles are left out.
