@@ -73,7 +73,7 @@ fn on_grid(rows: &[(f64, f64)]) -> Vec<Option<f64>> {
 }
 
 /// A pod with the figures of the recording: half of the duty values are 0, the others come in bursts, with busy and quiet hours;
-/// memory keeps a level while a pod is idle and moves between a low and a high level while it works.
+/// memory keeps a level while a pod is idle, and moves between a low and a high level, rarely higher, while it works.
 fn look_alike(kind: Kind, pod: u64) -> Vec<Option<f64>> {
     let random = &mut Random::of("gentd26", &[pod]);
     let (rate, height) = (random.log_uniform(0.04, 0.4), random.uniform(12.0, 45.0));
@@ -98,7 +98,11 @@ fn look_alike(kind: Kind, pod: u64) -> Vec<Option<f64>> {
             busy = busy.saturating_sub(1);
             let duty = if works { random.exponential(height).min(100.0) } else { 0.0 };
             if works {
-                level = if random.unit() < 0.3 { high } else { random.uniform(low, high) };
+                level = match random.unit() {
+                    chance if chance < 0.3 => high,
+                    chance if chance < 0.35 => high + random.exponential(4.0),
+                    _ => random.uniform(low, high),
+                };
             }
             Some(match kind {
                 Kind::Duty => (duty * 10.0).round() / 10.0,

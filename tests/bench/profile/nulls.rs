@@ -75,7 +75,7 @@ fn real_load(options: &Options, kind: Kind) -> Result<Row, String> {
                 println!("gentd26 {} n {n}: {}", kind.name(), verdict.reason());
             }
         }
-        is_met &= rate.share() <= MARK;
+        is_met &= rate.is_measured_at_most(MARK, options.is_strict());
         texts.push(format!("{} of {}", rate.hits, rate.of));
     }
     let row = Row::new(format!("periodic, real {} of GPUs, windows of 120 / 600", kind.name()), "≤ 2 %");

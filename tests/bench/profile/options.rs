@@ -82,7 +82,7 @@ impl Options {
     pub(crate) fn count(&self, full: usize) -> usize {
         match self.size {
             Size::Quick => full.div_ceil(100),
-            Size::Cut => full.div_ceil(10),
+            Size::Cut => full.div_ceil(5),
             Size::Full => full,
         }
     }
@@ -92,7 +92,7 @@ impl Options {
         let count = self.count(full);
         let beside = match self.size {
             Size::Quick => count.min(2),
-            Size::Cut => count.min(20),
+            Size::Cut => count.min(40),
             Size::Full => count.min(BESIDE),
         };
         self.spread(count, beside)

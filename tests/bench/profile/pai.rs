@@ -48,10 +48,7 @@ fn row(options: &Options, job: usize, cells: &[[Tally; 3]]) -> Row {
     )
     .result(shares(0))
     .beside(shares(1), shares(2))
-    .met(cells.iter().all(|cell| {
-        let right = cell[0].right;
-        if options.is_strict() { right.share() >= mark } else { right.is_at_least(mark, false) }
-    }))
+    .met(cells.iter().all(|cell| cell[0].right.is_measured_at_least(mark, options.is_strict())))
 }
 
 fn times(options: &Options, job: usize) -> Result<Workers, String> {

@@ -8,6 +8,7 @@ use crate::generators::Null;
 use crate::options::{Draw, Options};
 use crate::random::Random;
 use crate::table::Row;
+use rustix::time::ClockId;
 use std::hint::black_box;
 use timeseries::{Counter, find_period};
 
@@ -76,12 +77,15 @@ fn values(family: usize, n: usize, random: &mut Random) -> Vec<f64> {
     }
 }
 
+/// The processor time of this thread in a piece of work.
 fn processor_seconds(work: impl FnOnce()) -> f64 {
-    let now = || {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-    };
-    let start = now();
+    let start = clock(ClockId::ThreadCPUTime);
     work();
-    now() - start
+    clock(ClockId::ThreadCPUTime) - start
+}
+
+/// The seconds that a clock shows.
+pub(crate) fn clock(id: ClockId) -> f64 {
+    let time = rustix::time::clock_gettime(id);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 /// The two-sided 95 % quantile of the normal distribution.
-const Z: f64 = 1.959_964;
+const Z_95: f64 = 1.959_964;
+/// The two-sided 99.9 % quantile: a small run compares some hundred rates, and none may miss its mark by chance.
+const Z_999: f64 = 3.290_527;
 
 /// How often something happened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,26 +33,38 @@ impl Rate {
 
     /// Wilson's 95 % interval of the share.
     pub(crate) fn bounds(self) -> (f64, f64) {
+        self.interval(Z_95)
+    }
+
+    fn interval(self, z: f64) -> (f64, f64) {
         if self.of == 0 {
             return (0.0, 1.0);
         }
         let (share, of) = (self.share(), self.of as f64);
-        let scale = 1.0 + Z * Z / of;
-        let middle = (share + Z * Z / (2.0 * of)) / scale;
-        let half = Z / scale * (share * (1.0 - share) / of + Z * Z / (4.0 * of * of)).sqrt();
+        let scale = 1.0 + z * z / of;
+        let middle = (share + z * z / (2.0 * of)) / scale;
+        let half = z / scale * (share * (1.0 - share) / of + z * z / (4.0 * of * of)).sqrt();
         ((middle - half).max(0.0), (middle + half).min(1.0))
     }
 
     /// Whether the share is at most `limit`: its upper bound, or without `strict` only not for certain more.
     pub(crate) fn is_at_most(self, limit: f64, strict: bool) -> bool {
-        let (lower, upper) = self.bounds();
-        if strict { upper <= limit } else { lower <= limit }
+        if strict { self.bounds().1 <= limit } else { self.interval(Z_999).0 <= limit }
     }
 
     /// Whether the share is at least `limit`: its lower bound, or without `strict` only not for certain less.
     pub(crate) fn is_at_least(self, limit: f64, strict: bool) -> bool {
-        let (lower, upper) = self.bounds();
-        if strict { lower >= limit } else { upper >= limit }
+        if strict { self.bounds().0 >= limit } else { self.interval(Z_999).1 >= limit }
+    }
+
+    /// Whether the measured share is at most `limit`, or without `strict` not for certain more.
+    pub(crate) fn is_measured_at_most(self, limit: f64, strict: bool) -> bool {
+        if strict { self.share() <= limit } else { self.is_at_most(limit, false) }
+    }
+
+    /// Whether the measured share is at least `limit`, or without `strict` not for certain less.
+    pub(crate) fn is_measured_at_least(self, limit: f64, strict: bool) -> bool {
+        if strict { self.share() >= limit } else { self.is_at_least(limit, false) }
     }
 }
 

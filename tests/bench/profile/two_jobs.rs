@@ -24,9 +24,8 @@ pub(crate) fn rows(options: &Options) -> Vec<Row> {
         format!("{} %", texts.join(" / "))
     };
     let wrong = |detector: usize| texts(&|cell| cell.wrong[detector]);
-    let is_met = cells.iter().zip(MARKS).all(|(cell, mark)| {
-        if options.is_strict() { cell.wrong[0].share() <= mark } else { cell.wrong[0].is_at_most(mark, false) }
-    });
+    let is_met =
+        cells.iter().zip(MARKS).all(|(cell, mark)| cell.wrong[0].is_measured_at_most(mark, options.is_strict()));
     vec![
         Row::new("two jobs: a period of neither, n = 120 / 600 / 2,400", "≤ 5 / 5 / 8 %")
             .result(wrong(0))
