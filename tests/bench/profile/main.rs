@@ -20,6 +20,11 @@
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 #![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the crate is pure; its bench reads files and clocks"
+)]
+#![allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "lengths and counts of generated series are small and positive"
