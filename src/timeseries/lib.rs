@@ -11,13 +11,22 @@
 //! | `series.rs` | [`Series`]: equidistant values with gaps |
 //! | `period.rs`, `period/` | [`find_period`]: whether a series repeats, and how fast |
 //! | `period_watch.rs` | [`PeriodWatch`]: publishes a verdict after a second one on other data |
+//! | `trend.rs`, `steps.rs`, `leak.rs` | [`trend()`], [`steps()`], [`leak()`]: where a series goes |
 //!
 //! What must never happen here: a clock, I/O, randomness, an invented value in place of a gap, an unbounded result.
 
+mod leak;
 mod period;
 mod period_watch;
 mod series;
+mod steps;
+mod trend;
+#[cfg(test)]
+mod noise;
 
+pub use leak::{Leak, leak};
 pub use period::{Alternative, Period, Quartiles, Reason, Verdict, find_period, fold};
 pub use period_watch::{PeriodWatch, Published};
 pub use series::{Counter, MAX_POINTS, Sample, Series, SeriesError};
+pub use steps::{Step, steps};
+pub use trend::{Direction, Trend, trend};
