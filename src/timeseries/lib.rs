@@ -12,9 +12,11 @@
 //! | `period.rs`, `period/` | [`find_period`]: whether a series repeats, and how fast |
 //! | `period_watch.rs` | [`PeriodWatch`]: publishes a verdict after a second one on other data |
 //! | `trend.rs`, `steps.rs`, `leak.rs` | [`trend()`], [`steps()`], [`leak()`]: where a series goes |
+//! | `forecast.rs`, `forecast/` | [`forecast()`], [`next_maximum`]: what it will need |
 //!
 //! What must never happen here: a clock, I/O, randomness, an invented value in place of a gap, an unbounded result.
 
+mod forecast;
 mod leak;
 mod period;
 mod period_watch;
@@ -24,6 +26,7 @@ mod trend;
 #[cfg(test)]
 mod noise;
 
+pub use forecast::{Forecast, Maximum, Member, Replayed, forecast, next_maximum, replay, replay_maximum};
 pub use leak::{Leak, leak};
 pub use period::{Alternative, Period, Quartiles, Reason, Verdict, find_period, fold};
 pub use period_watch::{PeriodWatch, Published};
