@@ -26,7 +26,7 @@ pub use replay::replay;
 const MIN_HISTORY: usize = 20;
 /// A forecast needs this many times its horizon as history.
 const HORIZONS_OF_HISTORY: usize = 3;
-/// Values that [`forecast`] replays at least, and as a multiple of the horizon. More change nothing: the interval remembers
+/// Values that [`forecast`] replays at least, and as a multiple of the horizon. More change little: the interval remembers
 /// ten horizons or 300 values, the choice and the members less.
 const REPLAYED_VALUES: usize = 1024;
 const REPLAYED_HORIZONS: usize = 16;

@@ -15,7 +15,8 @@ const MIN_LEVEL: usize = 12;
 const MIN_LEVEL_SHARE: usize = 24;
 /// A level lasts at least this many refreshes of the counter: a counter shows a step in two or three.
 const MIN_REFRESHES: f64 = 8.0;
-/// The difference of two levels in standard errors. With 7, every other random walk has a step.
+/// The difference of two levels in standard errors. It is this large because the error comes from few values that depend on
+/// each other.
 const MIN_SCORE: f64 = 12.0;
 /// The difference of two levels in standard deviations within the levels.
 const MIN_CONTRAST: f64 = 4.0;

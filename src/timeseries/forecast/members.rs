@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use super::sorted_window::SortedWindow;
 
-/// Weight of the newest value in both smoothed levels. On GPU duty and memory of 95 pods the errors differ by under 2 % for
-/// weights from 0.2 to 0.4.
+/// Weight of the newest value in both smoothed levels: it halves the weight of a value in two steps.
 const LEVEL_WEIGHT: f64 = 0.3;
 /// Weight of the newest difference of levels in the trend, and share of the trend that remains after each step. A
-/// stronger trend had larger errors in both recordings.
+/// stronger trend (level 0.5, damping 0.9) had errors larger by 10 to 27 % on GPU duty and memory of 95 pods.
 const TREND_WEIGHT: f64 = 0.1;
 const DAMPING: f64 = 0.8;
 /// Values of the median: two minutes of seconds, two hours of minutes.
