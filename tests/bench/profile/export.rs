@@ -1,4 +1,4 @@
-//! Writes series for detectors in other languages (`pyriodicity.py`): one line for each series with its family, its period or 0,
+//! Writes series for detectors in other languages (`public_detectors.py`): one line for each series with its family, its period or 0,
 //! our answer or 0, the milliseconds of our analysis, and the values.
 
 use crate::detectors::seconds;

@@ -14,7 +14,7 @@
 //! | `PROFILE_DAYS` | stream-days of each family and window of `live` |
 //! | `PROFILE_DATA` | folder of the recordings, for `report` |
 //! | `PROFILE_SHOW` | prints each wrong answer |
-//! | `PROFILE_EXPORT` | writes series for `pyriodicity.py` to this file |
+//! | `PROFILE_EXPORT` | writes series for `public_detectors.py` to this file |
 //!
 //! What must never happen here: a series that depends on the number of threads or on the time.
 
@@ -47,6 +47,8 @@ mod nab;
 mod pai;
 mod a100;
 mod live;
+mod forecasts;
+mod steps;
 mod speed;
 mod export;
 
@@ -68,6 +70,9 @@ const PARTS: &[Part] = &[
     ("pai", pai::rows),
     ("a100", a100::rows),
     ("live", |options| Ok(live::rows(options))),
+    ("forecasts", forecasts::rows),
+    ("steps", steps::rows),
+    ("leak", steps::leak_rows),
     ("speed", |options| Ok(speed::rows(options))),
 ];
 

@@ -1,7 +1,7 @@
 """Asks the detectors of PyPI's pyriodicity about the series that the bench has exported, and prints a Markdown table.
 
     PROFILE_EXPORT=series.csv PROFILE_PARTS=export cargo test -p timeseries --test profile
-    python pyriodicity.py series.csv
+    python public_detectors.py series.csv
 """
 
 import csv
