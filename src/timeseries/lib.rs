@@ -16,6 +16,8 @@
 //!
 //! What must never happen here: a clock, I/O, randomness, an invented value in place of a gap, an unbounded result.
 
+#![cfg_attr(doctest, doc = include_str!("README.md"))]
+
 mod forecast;
 mod leak;
 mod period;

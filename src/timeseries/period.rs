@@ -7,21 +7,37 @@
 //! What must never happen here: a period that was seen in fewer than four cycles, or that is shorter than four refreshes of
 //! the counter.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "places in a series are small and not negative; values have variance 1, for which f32 is exact enough"
+)]
+
 mod candidates;
 mod correlation;
+mod counter;
+mod interval;
 mod score;
 mod search;
 mod signal;
 mod track;
+mod typical;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::series::Series;
-use candidates::candidates;
+use candidates::{Candidate, candidates};
 use correlation::autocorrelation;
-use search::{Search, needed_score};
+use counter::Resolution;
+use interval::half_interval;
+use search::{FEWEST_CYCLES, Fold, Search, needed_score};
 use signal::Signal;
+
+pub use typical::fold;
 
 /// What is known about whether a series repeats.
 #[derive(Debug, Clone, PartialEq)]
@@ -208,50 +224,153 @@ const FEWEST_VALUES: usize = 16;
 /// A series with more gaps is not judged.
 const MOST_GAPS: f64 = 0.2;
 
+/// Longest candidate, as a share of the series: a quarter, and a little more because cycles vary.
+const LONGEST: f64 = 0.27;
+
+/// A longer candidate is only reported as seen too few times, and only up to this share of the series.
+const LONGEST_REPORTED: f64 = 0.4;
+
+/// The minima beside a maximum are looked for up to this many times its lag.
+const BESIDE: f64 = 1.6;
+
+/// A maximum of the autocorrelation that stands out so much is a reason for a report of its own, although it cannot be folded.
+const PROMINENT: f32 = 0.5;
+
+/// Below this share of the needed score the cycles are not alike at all; above it, nobody can say.
+const CLEARLY_LOW: f64 = 0.5;
+
+/// A period may be so much shorter than the counter shows: the rounding of its length.
+const ROUNDING: f64 = 0.97;
+
+/// A multiple of a fast cycle may be off by this share of the fast cycle: the error of its length in samples.
+const NEARLY_MULTIPLE: f64 = 0.1;
+
+/// Values that differ by less than this share of the whole range are one level.
+const STILL: f64 = 0.02;
+
 /// Tracked starts that a [`Period`] keeps at most: 32 KiB. A picture cannot show more.
 const MOST_STARTS: usize = 4096;
+
+/// Alternatives at most: day, week, and two by chance.
+const MOST_ALTERNATIVES: usize = 4;
 
 /// Looks for the period of a series. Takes O(n log n) time.
 #[must_use]
 pub fn find_period(series: &Series) -> Verdict {
-    let (points, measured) = (series.len(), series.measured());
-    if measured < FEWEST_VALUES {
-        return Verdict::Unknown(Reason::TooFewValues { measured, needed: FEWEST_VALUES });
+    let before = idle_head(series.values());
+    if before == 0 {
+        return judge(series);
     }
-    let share = 1.0 - measured as f64 / points as f64;
-    if share > MOST_GAPS {
-        return Verdict::Unknown(Reason::TooManyGaps { share, allowed: MOST_GAPS });
+    let mut verdict = judge(&series.slice(before..series.len()));
+    if let Verdict::Periodic(period) = &mut verdict {
+        period.starts.iter_mut().for_each(|start| *start += before as f64);
+    }
+    verdict
+}
+
+/// Points before a load begins. They are left out if they are too many to be a part of a cycle.
+fn idle_head(values: &[f64]) -> usize {
+    let (low, high) = values
+        .iter()
+        .filter(|value| !value.is_nan())
+        .fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(*value), high.max(*value)));
+    let Some(first) = values.first() else { return 0 };
+    let still = STILL * (high - low);
+    let same = values.iter().take_while(|value| (*value - first).abs() <= still).count();
+    let is_long = same as f64 > LONGEST * values.len() as f64;
+    if is_long && values.len() - same >= FEWEST_VALUES { same } else { 0 }
+}
+
+fn judge(series: &Series) -> Verdict {
+    let resolution = Resolution::of(series);
+    if let Some(reason) = unfit(series, resolution) {
+        return Verdict::Unknown(reason);
     }
     let Some(signal) = Signal::of(series.values()) else {
         return Verdict::Aperiodic(Reason::Constant);
     };
-    let longest = points * 27 / 100;
-    let correlation = autocorrelation(signal.finest(), longest * 8 / 5);
-    let candidates = candidates(&correlation, 4, longest);
+    let points = series.len() as f64;
+    let longest = points * LONGEST_REPORTED;
+    let correlation = autocorrelation(signal.finest(), (longest * BESIDE) as usize);
+    let found = candidates(&correlation, longest as usize);
     let mut search = Search::new(&signal);
-    let folds = search.choose(&candidates);
-    let Some(best) = folds.first() else {
-        return Verdict::Aperiodic(Reason::NoCandidate);
-    };
-    let length = series.step().mul_f64(best.length);
-    let needed = needed_score(best.cycles);
-    if best.score < needed {
-        return Verdict::Unknown(Reason::BestScoreTooLow { score: best.score, needed, period: length });
+    let folds = search.choose(&found, &foldable(series, resolution));
+    match folds.split_first() {
+        Some((best, others)) if best.score >= needed_score(best.cycles) && !is_hidden(&found, best, resolution) => {
+            Verdict::Periodic(period(series.step(), &mut search, best, others))
+        }
+        _ => refused(series, resolution, &found, folds.first()),
     }
-    let starts = search.starts(best);
-    Verdict::Periodic(Period {
-        length,
-        interval: (length, length),
-        score: best.score,
-        cycles: best.cycles as u32,
-        starts: starts.iter().take(MOST_STARTS).map(|start| start.at).collect(),
-        alternatives: Vec::new(),
+}
+
+/// Whether the fold is only the multiple of a cycle that is too fast for the counter.
+fn is_hidden(found: &[Candidate], best: &Fold, resolution: Resolution) -> bool {
+    let shortest = ROUNDING * resolution.shortest_period();
+    found.iter().filter(|one| one.length < shortest && one.prominence >= PROMINENT).any(|fast| {
+        let ratio = best.length / fast.length;
+        (ratio - ratio.round()).abs() <= NEARLY_MULTIPLE
     })
 }
 
-/// The typical cycle: for each of `phases` phases the quartiles of the values there. Pauses between cycles are left out.
-#[must_use]
-pub fn fold(series: &Series, period: &Period, phases: usize) -> Vec<Option<Quartiles>> {
-    let _ = (series, period);
-    vec![None; phases]
+/// Why the series cannot be judged, if that is so.
+fn unfit(series: &Series, resolution: Resolution) -> Option<Reason> {
+    let (points, measured) = (series.len() as f64, series.measured());
+    let share = 1.0 - measured as f64 / points;
+    let needed = (FEWEST_CYCLES as f64 * resolution.shortest_period()).max(FEWEST_VALUES as f64);
+    if measured < FEWEST_VALUES || points < needed {
+        return Some(Reason::TooFewValues { measured, needed: needed.ceil() as usize });
+    }
+    (share > MOST_GAPS).then_some(Reason::TooManyGaps { share, allowed: MOST_GAPS })
+}
+
+/// Lengths in samples that the counter can show and that the series contains often enough.
+fn foldable(series: &Series, resolution: Resolution) -> RangeInclusive<f64> {
+    ROUNDING * resolution.shortest_period()..=LONGEST * series.len() as f64
+}
+
+/// The verdict when the best fold, if there is one, is not good enough.
+fn refused(series: &Series, resolution: Resolution, found: &[Candidate], best: Option<&Fold>) -> Verdict {
+    let time = |samples: f64| in_steps(series.step(), samples);
+    let lengths = foldable(series, resolution);
+    let mut prominent = found.iter().filter(|candidate| candidate.prominence >= PROMINENT);
+    if resolution.repeats || prominent.clone().any(|candidate| candidate.length < *lengths.start()) {
+        let (refresh, shortest) = (time(resolution.refresh), time(resolution.shortest_period()));
+        return Verdict::Unobservable(Reason::FasterThanCounter { refresh, shortest });
+    }
+    if let Some(long) = prominent.find(|candidate| candidate.length > *lengths.end()) {
+        let cycles = series.len() as f64 / long.length;
+        return Verdict::Unknown(Reason::TooFewCycles { cycles, period: time(long.length) });
+    }
+    let Some(Fold { length, score, cycles, .. }) = best else {
+        return Verdict::Aperiodic(Reason::NoCandidate);
+    };
+    let needed = needed_score(*cycles);
+    let reason = Reason::BestScoreTooLow { score: *score, needed, period: time(*length) };
+    if *score < CLEARLY_LOW * needed { Verdict::Aperiodic(reason) } else { Verdict::Unknown(reason) }
+}
+
+fn period(step: Duration, search: &mut Search<'_>, best: &Fold, others: &[Fold]) -> Period {
+    let starts = search.starts(best);
+    let half = half_interval(&starts, best.length);
+    let cycles = |fold: &Fold| u32::try_from(fold.cycles).unwrap_or(u32::MAX);
+    let alternatives = others.iter().filter(|other| other.score >= needed_score(other.cycles)).take(MOST_ALTERNATIVES);
+    Period {
+        length: in_steps(step, best.length),
+        interval: (in_steps(step, best.length - half), in_steps(step, best.length + half)),
+        score: best.score,
+        cycles: cycles(best),
+        starts: starts.iter().take(MOST_STARTS).map(|start| start.at).collect(),
+        alternatives: alternatives
+            .map(|other| Alternative {
+                length: in_steps(step, other.length),
+                score: other.score,
+                cycles: cycles(other),
+            })
+            .collect(),
+    }
+}
+
+/// A number of steps as a time, without overflow.
+fn in_steps(step: Duration, steps: f64) -> Duration {
+    Duration::try_from_secs_f64((step.as_secs_f64() * steps).max(0.0)).unwrap_or(Duration::MAX)
 }

@@ -7,11 +7,12 @@ use toml::{Table, Value};
 /// The file with the table: room, imports rooms, imports crates, tests import.
 const PLAN: &str = "docs/architecture.md";
 /// The only crates from a registry that a pure room may use: none has a clock, file, socket, async runtime or logger.
-const PURE_ROOMS: [&str; 3] = ["model", "wire", "decide"];
-const PURE_CRATES: [&str; 7] = ["base64", "foldhash", "jiff", "prost", "serde", "serde_json", "thiserror"];
-/// Rooms that share no code with other rooms: a fake would share the program's mistakes, and the profiler and the protocols
-/// are useful to other programs.
-const ALONE: [&str; 3] = ["fake-nvml", "pprof", "proto"];
+const PURE_ROOMS: [&str; 4] = ["model", "wire", "decide", "timeseries"];
+const PURE_CRATES: [&str; 8] =
+    ["base64", "foldhash", "jiff", "prost", "realfft", "serde", "serde_json", "thiserror"];
+/// Rooms that share no code with other rooms: a fake would share the program's mistakes, and the profiler, the protocols and the
+/// analysis of series are useful to other programs.
+const ALONE: [&str; 4] = ["fake-nvml", "pprof", "proto", "timeseries"];
 /// Pairs of rooms of which neither may import the other.
 const APART: [(&str, &str); 3] = [("sources", "effects"), ("agent", "extender"), ("wire", "decide")];
 /// Rooms that the test harness and the tests of the built program do not import.

@@ -3,16 +3,18 @@
 //! The lags are looked at in a grid that becomes coarser with them, in steps of 1.5 to 3 %: cycles vary more than that. So the
 //! cost does not depend on how long the series is.
 
+use std::ops::RangeInclusive;
+
 /// Points of the grid between a lag and its double.
 const PER_DOUBLING: usize = 32;
 
-/// A maximum stands out by at least this. The smallest of a periodic load with jitter of 10 % is about 0.3.
-const LEAST_PROMINENCE: f32 = 0.12;
+/// A maximum stands out by at least this. The day in a year of the temperature of a room has 0.065.
+const LEAST_PROMINENCE: f32 = 0.03;
 
 /// A multiple of a shorter length must stand out by this factor more, else the shorter length explains it.
 const CLEARLY_BETTER: f32 = 1.25;
 
-/// Candidates at most: each costs time, and the period was among the first five in all series of the bench.
+/// Candidates at most: each costs the time of one to three folds.
 const MOST: usize = 8;
 
 /// A length that may be the period.
@@ -22,6 +24,8 @@ pub(super) struct Candidate {
     pub(super) length: f64,
     /// Height above the higher one of the minima beside it: up to 2.
     pub(super) prominence: f32,
+    /// The highest autocorrelation at this lag, without the mean over neighbours.
+    height: f32,
 }
 
 /// One lag of the grid, and the mean of the autocorrelation around it.
@@ -31,20 +35,24 @@ struct Point {
     value: f32,
 }
 
-/// The maxima of the autocorrelation between `shortest` and `longest` samples, the most prominent first.
-pub(super) fn candidates(correlation: &[f32], shortest: usize, longest: usize) -> Vec<Candidate> {
+/// The maxima of the autocorrelation up to `longest` samples, the most prominent first.
+pub(super) fn candidates(correlation: &[f32], longest: usize) -> Vec<Candidate> {
     let grid = grid(correlation);
     let mut found: Vec<Candidate> = Vec::new();
     for index in 1..grid.len().saturating_sub(1) {
         let lag = grid[index].lag;
-        if lag < shortest || lag > longest || !is_peak(&grid, index) {
+        if lag > longest || !is_peak(&grid, index) {
             continue;
         }
-        let prominence = prominence(&grid, index);
-        if prominence < LEAST_PROMINENCE || explained(&found, lag, prominence) {
-            continue;
+        let Some((length, prominence)) = peak(&grid, index) else { continue };
+        let height = correlation[around(lag, correlation.len())].iter().copied().fold(0.0, f32::max);
+        let candidate = Candidate { length, prominence, height };
+        if prominence >= LEAST_PROMINENCE && !is_explained(&found, candidate) {
+            found.retain(|other| !is_same(*other, candidate) || other.prominence > prominence);
+            if !found.iter().any(|other| is_same(*other, candidate)) {
+                found.push(candidate);
+            }
         }
-        found.push(Candidate { length: vertex(&grid, index), prominence });
     }
     found.sort_by(|one, other| other.prominence.total_cmp(&one.prominence));
     found.truncate(MOST);
@@ -62,9 +70,7 @@ fn grid(correlation: &[f32]) -> Vec<Point> {
     let mut points = Vec::new();
     let mut lag = 1;
     while lag < correlation.len() {
-        let reach = lag / 16;
-        let from = lag - reach;
-        let to = (lag + reach).min(correlation.len() - 1);
+        let (from, to) = around(lag, correlation.len()).into_inner();
         let value = (sums[to + 1] - sums[from]) / (to + 1 - from) as f64;
         points.push(Point { lag, value: value as f32 });
         lag += (lag / PER_DOUBLING).max(1);
@@ -84,30 +90,51 @@ fn is_peak(grid: &[Point], index: usize) -> bool {
     before.chain(after).all(|point| point.value <= value)
 }
 
-/// Height above the higher one of the minima on both sides, from 0.4 to 1.6 times the lag.
-fn prominence(grid: &[Point], index: usize) -> f32 {
+/// The lag of a maximum, and its height above the higher one of the minima on both sides, from 0.4 to 1.6 times its lag.
+///
+/// In a series that drifts the autocorrelation falls with the lag, which moves a maximum to shorter lags. So the lag is that of the
+/// maximum above the line through both minima.
+fn peak(grid: &[Point], index: usize) -> Option<(f64, f32)> {
     let Point { lag, value } = grid[index];
-    let before = grid[..index].iter().rev().take_while(|point| point.lag * 5 >= lag * 2).map(|point| point.value);
-    let after = grid[index + 1..].iter().take_while(|point| point.lag * 5 <= lag * 8).map(|point| point.value);
-    value - before.fold(f32::MAX, f32::min).max(after.fold(f32::MAX, f32::min))
+    let lower = |one: &Point, other: &Point| one.value.total_cmp(&other.value);
+    let before = grid[..index].iter().rev().take_while(|point| point.lag * 5 >= lag * 2).copied().min_by(lower)?;
+    let after = grid[index + 1..].iter().take_while(|point| point.lag * 5 <= lag * 8).copied().min_by(lower)?;
+    let slope = (after.value - before.value) / (after.lag - before.lag) as f32;
+    let above = |point: &Point| point.value - slope * point.lag as f32;
+    let is_near =
+        |index: &usize| grid.get(*index).is_some_and(|point| point.lag * 20 >= lag * 17 && point.lag * 20 <= lag * 23);
+    let first = (0..=index).rev().take_while(is_near).last()?;
+    let top = (first..).take_while(is_near).max_by(|one, other| above(&grid[*one]).total_cmp(&above(&grid[*other])))?;
+    let neighbours = top.checked_sub(1).and_then(|left| Some((grid.get(left)?, grid.get(top + 1)?)));
+    let shift = neighbours.map_or(0.0, |(left, right)| vertex(above(left), above(&grid[top]), above(right)));
+    let step = (grid.get(top + 1).map_or(grid[top].lag, |right| right.lag) - grid[top].lag) as f64;
+    Some((grid[top].lag as f64 + shift * step, value - before.value.max(after.value)))
+}
+
+/// Whether tracking finds the same cycles with both lengths.
+fn is_same(one: Candidate, other: Candidate) -> bool {
+    (one.length / other.length - 1.0).abs() < 0.08
 }
 
 /// Whether a shorter candidate explains a maximum at its multiple.
-fn explained(found: &[Candidate], lag: usize, prominence: f32) -> bool {
+fn is_explained(found: &[Candidate], candidate: Candidate) -> bool {
     found.iter().any(|shorter| {
-        let ratio = lag as f64 / shorter.length;
+        let ratio = candidate.length / shorter.length;
         let multiple = ratio.round();
-        multiple >= 2.0
-            && (ratio - multiple).abs() <= 0.06 * multiple
-            && prominence < CLEARLY_BETTER * shorter.prominence
+        let is_multiple = multiple >= 2.0 && (ratio - multiple).abs() <= (0.06 * multiple).min(0.3);
+        let is_better = candidate.prominence >= CLEARLY_BETTER * shorter.prominence
+            || candidate.height >= CLEARLY_BETTER * shorter.height;
+        is_multiple && !is_better
     })
 }
 
-/// The top of the parabola through a maximum and its neighbours.
-fn vertex(grid: &[Point], index: usize) -> f64 {
-    let (left, middle, right) = (grid[index - 1], grid[index], grid[index + 1]);
-    let curve = left.value - 2.0 * middle.value + right.value;
-    let shift = if curve < 0.0 { (0.5 * (left.value - right.value) / curve).clamp(-0.5, 0.5) } else { 0.0 };
-    let step = (right.lag - middle.lag) as f64;
-    middle.lag as f64 + f64::from(shift) * step
+/// The lags whose mean stands for one of the grid.
+fn around(lag: usize, end: usize) -> RangeInclusive<usize> {
+    lag - lag / 16..=(lag + lag / 16).min(end - 1)
+}
+
+/// Where the top of the parabola through three equidistant values is, in distances from the middle one.
+fn vertex(left: f32, middle: f32, right: f32) -> f64 {
+    let curve = left - 2.0 * middle + right;
+    if curve < 0.0 { f64::from((0.5 * (left - right) / curve).clamp(-0.5, 0.5)) } else { 0.0 }
 }

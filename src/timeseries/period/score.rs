@@ -93,3 +93,26 @@ fn intraclass(sums: &[f64], squares: f64, cycles: usize) -> f64 {
     let score = (between - within) / (between + (cycles - 1.0) * within);
     if score.is_finite() { score.clamp(0.0, 1.0) } else { 0.0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(values: impl Fn(usize) -> f32) -> f64 {
+        let points: Vec<f32> = (0..200).map(values).collect();
+        let starts: Vec<Start> =
+            (0..10).map(|cycle| Start { at: f64::from(cycle) * 20.0, after_pause: false }).collect();
+        Scorer::default().score(&points, &starts, 20.0)
+    }
+
+    #[test]
+    fn equal_cycles_score_one_and_unlike_ones_zero() {
+        assert!(score(|place| if place % 20 < 7 { 1.0 } else { -1.0 }) > 0.999);
+        assert!(score(|place| if place * place % 31 < 15 { 1.0 } else { -1.0 }) < 0.2);
+    }
+
+    #[test]
+    fn one_cycle_with_a_peak_does_not_make_cycles_alike() {
+        assert!(score(|place| if place == 65 { 50.0 } else { 0.0 }) < 0.01);
+    }
+}

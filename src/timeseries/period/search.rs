@@ -2,6 +2,8 @@
 //!
 //! What must never happen here: a multiple of the period, or a part of it, in its place.
 
+use std::ops::RangeInclusive;
+
 use super::candidates::Candidate;
 use super::score::Scorer;
 use super::signal::Signal;
@@ -17,8 +19,20 @@ const NEARLY_AS_GOOD: f64 = 0.88;
 /// Cycles from which on the mean over one length is taken off: a slow drift then has more variance than the cycle.
 const LONG: f64 = 24.0;
 
+/// Cycles from which on pauses are looked for: with fewer, two gaps between random bursts look like one.
+const SOME: f64 = 8.0;
+
+/// Cycles that are as much alike have no pauses between them.
+const ALIKE: f64 = 0.8;
+
+/// A fold that skips pauses must score so much higher, because it has more freedom.
+const CLEARLY_BETTER: f64 = 0.1;
+
 /// A fold that skips pauses may skip at this share of the steps.
 const MOST_PAUSES: f64 = 0.3;
+
+/// Cycles between pauses must cover this share of the series.
+const LEAST_COVERED: f64 = 0.6;
 
 /// Fewer cycles are no evidence.
 pub(super) const FEWEST_CYCLES: usize = 4;
@@ -33,7 +47,9 @@ pub(super) struct Fold {
     /// Number of cycles.
     pub(super) cycles: usize,
     /// How it was folded.
-    pub(super) way: Way,
+    way: Way,
+    /// The length that it was folded with.
+    expected: f64,
 }
 
 /// Ways to fold.
@@ -44,7 +60,7 @@ pub(super) enum Way {
     /// Pauses are skipped.
     Pauses,
     /// Without the moving mean over one length.
-    Level,
+    Drift,
 }
 
 /// The state of a search in one signal.
@@ -56,10 +72,11 @@ pub(super) struct Search<'a> {
     flat: Vec<f32>,
 }
 
-/// The score that so many cycles need. Few cycles look alike by chance more often.
+/// The score that so many cycles need: 0.66 for four, 0.30 for a hundred. Few cycles look alike by chance more often; the best scores
+/// of series without a cycle fall about like this.
 pub(super) fn needed_score(cycles: usize) -> f64 {
     let cycles = cycles.max(1) as f64;
-    0.30 + 0.30 * (6.0 / cycles).min(1.0).sqrt()
+    0.60 * (6.0 / cycles).sqrt().sqrt()
 }
 
 impl<'a> Search<'a> {
@@ -67,12 +84,12 @@ impl<'a> Search<'a> {
         Self { signal, tracker: Tracker::default(), scorer: Scorer::default(), flat: Vec::new() }
     }
 
-    /// All folds of the candidates that have enough cycles, the chosen one first.
-    pub(super) fn choose(&mut self, candidates: &[Candidate]) -> Vec<Fold> {
+    /// The folds of the candidates whose length is one of `lengths`, the chosen one first.
+    pub(super) fn choose(&mut self, candidates: &[Candidate], lengths: &RangeInclusive<f64>) -> Vec<Fold> {
         let mut folds: Vec<Fold> = Vec::with_capacity(candidates.len());
-        for candidate in candidates {
+        for candidate in candidates.iter().filter(|candidate| lengths.contains(&candidate.length)) {
             let fold = self.best_fold(candidate.length);
-            if fold.cycles >= FEWEST_CYCLES {
+            if fold.cycles >= FEWEST_CYCLES && fold.length >= *lengths.start() {
                 folds.push(fold);
             }
         }
@@ -80,40 +97,34 @@ impl<'a> Search<'a> {
         let Some(best) = folds.iter().max_by(|one, other| margin(one).total_cmp(&margin(other))).cloned() else {
             return folds;
         };
-        let nearly = |fold: &&Fold| fold.score >= NEARLY_AS_GOOD * best.score;
-        let mut chosen = folds
+        let nearly =
+            |fold: &&Fold| fold.score >= NEARLY_AS_GOOD * best.score && (margin(fold) >= 0.0 || margin(&best) < 0.0);
+        let chosen = folds
             .iter()
             .filter(nearly)
             .min_by(|one, other| one.length.total_cmp(&other.length))
             .cloned()
-            .unwrap_or(best);
-        for part in [3.0, 2.0] {
-            let fold = self.best_fold(chosen.length / part);
-            if chosen.length / part >= 4.0 && fold.score >= NEARLY_AS_GOOD * chosen.score {
-                chosen = fold;
-                break;
-            }
-        }
+            .unwrap_or_else(|| best.clone());
         folds.sort_by(|one, other| other.score.total_cmp(&one.score));
         folds.retain(|fold| *fold != chosen);
         folds.insert(0, chosen);
         folds
     }
 
+    /// The fold of one length in the way that suits the series.
     fn best_fold(&mut self, length: f64) -> Fold {
-        let plain = self.fold(length, Way::Plain);
-        if plain.score >= needed_score(plain.cycles) {
-            return plain;
-        }
-        let mut best = plain;
+        let mut best = self.fold(length, Way::Plain);
         let expected = self.signal.finest().len() as f64 / length;
-        let others = [(Way::Pauses, 8.0), (Way::Level, LONG)];
-        for (way, from) in others {
-            if expected >= from {
-                let fold = self.fold(length, way);
-                if fold.score > best.score {
-                    best = fold;
-                }
+        if expected >= SOME && best.score < ALIKE {
+            let other = self.fold(length, Way::Pauses);
+            if other.score > best.score + CLEARLY_BETTER {
+                best = other;
+            }
+        }
+        if expected >= LONG && best.score < needed_score(best.cycles) {
+            let other = self.fold(length, Way::Drift);
+            if other.score > best.score {
+                best = other;
             }
         }
         best
@@ -125,17 +136,18 @@ impl<'a> Search<'a> {
         let scale = (1_u64 << level) as f64;
         let coarse = length / scale;
         let mut points = self.signal.level(level);
-        if way == Way::Level {
+        if way == Way::Drift {
             without_mean(points, coarse, &mut self.flat);
             points = &self.flat;
         }
         self.tracker.follow(points, Rule { length: coarse, pauses: way == Way::Pauses });
         let starts = &self.tracker.starts;
         let pauses = starts.iter().filter(|start| start.after_pause).count();
-        let mut fold = Fold { length, score: 0.0, cycles: starts.len(), way };
+        let mut fold = Fold { length, score: 0.0, cycles: starts.len(), way, expected: length };
         let Some(mean) = self.tracker.mean_length() else { return fold };
         fold.length = mean * scale;
-        if pauses as f64 <= MOST_PAUSES * starts.len() as f64 {
+        let covered = starts.len() as f64 * mean >= LEAST_COVERED * points.len() as f64;
+        if pauses == 0 || (covered && pauses as f64 <= MOST_PAUSES * starts.len() as f64) {
             fold.score = self.scorer.score(points, starts, mean);
         }
         fold
@@ -143,15 +155,15 @@ impl<'a> Search<'a> {
 
     /// The starts of the cycles of a fold, in samples.
     pub(super) fn starts(&mut self, fold: &Fold) -> Vec<Start> {
-        let level = self.signal.level_for(fold.length, COARSE);
+        let level = self.signal.level_for(fold.expected, COARSE);
         let scale = (1_u64 << level) as f64;
-        self.fold(fold.length, fold.way);
+        self.fold(fold.expected, fold.way);
         let center = (scale - 1.0) / 2.0;
         self.tracker.starts.iter().map(|start| Start { at: start.at * scale + center, ..*start }).collect()
     }
 }
 
-/// The points without the mean of the length around each.
+/// The points without the mean of the length around each, scaled to variance 1 again.
 fn without_mean(points: &[f32], length: f64, flat: &mut Vec<f32>) {
     let half = (length / 2.0).round().max(1.0) as usize;
     let width = 2 * half;
@@ -170,4 +182,7 @@ fn without_mean(points: &[f32], length: f64, flat: &mut Vec<f32>) {
     }
     let last = (sum * share) as f32;
     flat.extend(points[points.len() - half..].iter().map(|point| point - last));
+    let squares: f64 = flat.iter().map(|point| f64::from(*point) * f64::from(*point)).sum();
+    let scale = (flat.len() as f64 / squares.max(f64::MIN_POSITIVE)).sqrt() as f32;
+    flat.iter_mut().for_each(|point| *point *= scale);
 }

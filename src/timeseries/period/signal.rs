@@ -6,9 +6,18 @@
 /// Resolutions end here: a coarser one has too few points for four cycles.
 const FEWEST_POINTS: usize = 32;
 
-/// A value may lie this many times the middle range (of nine tenths of the values) outside of that range. Pulses that take a
-/// twentieth of the time keep their height so; a single peak is cut to the size of the noise around it.
-const CLIP_BEYOND: f32 = 1.0;
+/// Values at each end that do not count for the usual range: with three peaks there are no four cycles.
+const FEWEST_OUTSIDE: usize = 3;
+
+/// In long series one value in this many at each end does not count: pulses that take less of the time than that are cut to the
+/// size of the noise.
+const ONE_OUTSIDE_IN: usize = 400;
+
+/// At most one value in this many is outside at each end.
+const MOST_OUTSIDE: usize = 16;
+
+/// A value may lie outside of the usual range by this share of it.
+const CLIP_BEYOND: f64 = 0.5;
 
 /// A series at halved resolutions.
 #[derive(Debug)]
@@ -20,16 +29,8 @@ pub(super) struct Signal {
 impl Signal {
     /// `None` if all values are equal. A gap is NaN.
     pub(super) fn of(values: &[f64]) -> Option<Self> {
-        let (lowest, highest) = values
-            .iter()
-            .filter(|value| !value.is_nan())
-            .fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(*value), high.max(*value)));
-        let range = highest - lowest;
-        if range.is_nan() || range <= 0.0 {
-            return None;
-        }
-        let mut points = bridged(values, lowest, range);
-        clip(&mut points);
+        let (low, high) = usual_range(values)?;
+        let mut points = bridged(values, low, high);
         straighten(&mut points);
         if !normalize(&mut points) {
             return None;
@@ -65,9 +66,27 @@ impl Signal {
     }
 }
 
-/// The values scaled to 0..1; a gap becomes a straight line between its neighbours.
-fn bridged(values: &[f64], lowest: f64, range: f64) -> Vec<f32> {
-    let mut points: Vec<f32> = values.iter().map(|value| ((value - lowest) / range) as f32).collect();
+/// The range to which values are clipped; `None` if all are equal.
+fn usual_range(values: &[f64]) -> Option<(f64, f64)> {
+    let mut sorted: Vec<f64> = values.iter().copied().filter(|value| !value.is_nan()).collect();
+    let outside = (sorted.len() / ONE_OUTSIDE_IN).max(FEWEST_OUTSIDE).min(sorted.len() / MOST_OUTSIDE);
+    // If all values are equal but a few, these few are all that there is.
+    for outside in [outside, 0] {
+        let top = sorted.len().checked_sub(1 + outside)?;
+        let low = *sorted.select_nth_unstable_by(outside, f64::total_cmp).1;
+        let high = *sorted.select_nth_unstable_by(top, f64::total_cmp).1;
+        let margin = CLIP_BEYOND * (high - low);
+        if margin > 0.0 {
+            return Some((low - margin, high + margin));
+        }
+    }
+    None
+}
+
+/// The values clipped to a range and scaled to 0..1; a gap becomes a straight line between its neighbours.
+fn bridged(values: &[f64], low: f64, high: f64) -> Vec<f32> {
+    let scaled = |value: &f64| ((value.clamp(low, high) - low) / (high - low)) as f32;
+    let mut points: Vec<f32> = values.iter().map(scaled).collect();
     let mut last: Option<usize> = None;
     for index in 0..points.len() {
         if points[index].is_nan() {
@@ -89,25 +108,6 @@ fn bridged(values: &[f64], lowest: f64, range: f64) -> Vec<f32> {
         points[last + 1..].fill(value);
     }
     points
-}
-
-/// Clips values far outside of the range that nine tenths of them have.
-fn clip(points: &mut [f32]) {
-    let mut sorted = points.to_vec();
-    for tail in [20, 100, 500] {
-        let outside = sorted.len() / tail;
-        let low = *sorted.select_nth_unstable_by(outside, f32::total_cmp).1;
-        let top = sorted.len() - 1 - outside;
-        let high = *sorted.select_nth_unstable_by(top, f32::total_cmp).1;
-        // Pulses that are rarer than the tail leave no range: a smaller tail has them.
-        if high > low {
-            let margin = CLIP_BEYOND * (high - low);
-            for point in points.iter_mut() {
-                *point = point.clamp(low - margin, high + margin);
-            }
-            return;
-        }
-    }
 }
 
 /// Takes the line of least squares off.
@@ -139,4 +139,40 @@ fn normalize(points: &mut [f32]) -> bool {
     let scale = (1.0 / deviation) as f32;
     points.iter_mut().for_each(|point| *point *= scale);
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_huge_value_is_cut_to_the_size_of_the_others() {
+        let mut values: Vec<f64> = (0_u32..100).map(|index| f64::from(index % 7)).collect();
+        values[50] = 1e12;
+        let signal = Signal::of(&values).unwrap();
+        assert!(signal.finest().iter().all(|point| point.abs() < 4.5), "{:?}", signal.finest());
+    }
+
+    #[test]
+    fn rare_pulses_are_kept() {
+        let signal = Signal::of(&(0_u32..400).map(|index| f64::from(u8::from(index % 100 == 3))).collect::<Vec<_>>());
+        let high = signal.unwrap().finest().iter().filter(|point| **point > 3.0).count();
+        assert_eq!(high, 4);
+    }
+
+    #[test]
+    fn equal_values_and_a_straight_line_have_no_shape() {
+        assert!(Signal::of(&[5.0; 50]).is_none());
+        assert!(Signal::of(&[f64::NAN; 50]).is_none());
+        assert!(Signal::of(&(0_u32..50).map(f64::from).collect::<Vec<_>>()).is_none());
+    }
+
+    #[test]
+    fn a_level_has_enough_points_for_a_cycle() {
+        let signal = Signal::of(&(0_u32..1024).map(|index| f64::from(index % 100)).collect::<Vec<_>>()).unwrap();
+        for (length, level) in [(10.0, 0), (31.0, 0), (32.0, 1), (100.0, 2), (1e9, 5)] {
+            assert_eq!(signal.level_for(length, 16.0), level, "{length}");
+        }
+        assert_eq!(signal.level(2).len(), 256);
+    }
 }

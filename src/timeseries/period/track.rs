@@ -9,6 +9,12 @@
 /// How far a start may be from where it is expected, in lengths.
 const REACH: f64 = 0.2;
 
+/// Cost of a start at the end of the reach, in variances of the signal: noise alone moves a start less far.
+const AWAY: f32 = 0.1;
+
+/// The length of the first pass is corrected by at most this share of it.
+const MOST_CORRECTION: f64 = 0.1;
+
 /// The mean cycle has about this memory: it follows a load that changes slowly, and one odd cycle does not spoil it.
 const MEMORY: usize = 5;
 
@@ -41,6 +47,16 @@ pub(super) struct Tracker {
     pub(super) starts: Vec<Start>,
 }
 
+/// Places where a cycle may begin.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    middle: f64,
+    /// How far they are from the middle.
+    reach: f64,
+    /// Cost of a place at the end of the reach, beside one in the middle.
+    away: f32,
+}
+
 /// How cycles are followed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rule {
@@ -62,7 +78,10 @@ impl Tracker {
         self.template.extend_from_slice(&points[..size]);
         self.pass(points, rule, 1);
         self.template_of_all(points, size);
-        self.pass(points, rule, MEMORY);
+        let correction = MOST_CORRECTION * rule.length;
+        let length = self.mean_length().unwrap_or(rule.length);
+        let length = length.clamp(rule.length - correction, rule.length + correction);
+        self.pass(points, Rule { length, ..rule }, MEMORY);
     }
 
     /// Mean length of the cycles that no pause follows; `None` without one.
@@ -88,14 +107,14 @@ impl Tracker {
         loop {
             let expected = at + rule.length;
             let reach = (REACH * rule.length).max(1.0);
-            let Some((mut found, cost)) = self.best(points, (expected - reach, expected + reach), last) else { return };
+            let near = Places { middle: expected, reach, away: AWAY };
+            let Some((mut found, cost)) = self.best(points, near, last) else { return };
             let mut after_pause = false;
             if rule.pauses && cost > MISFIT {
-                let later = (expected + reach, expected + LONGEST_PAUSE * rule.length);
-                if let Some((beyond, fits)) =
-                    self.best(points, later, last).filter(|(_, fits)| *fits < CLEARLY_BETTER * cost)
-                {
-                    let _ = fits;
+                let half = (LONGEST_PAUSE * rule.length - reach) / 2.0;
+                let later = Places { middle: expected + reach + half, reach: half, away: 0.0 };
+                let beyond = self.best(points, later, last).filter(|(_, fits)| *fits < CLEARLY_BETTER * cost);
+                if let Some((beyond, _)) = beyond {
                     found = beyond;
                     after_pause = true;
                 }
@@ -107,25 +126,23 @@ impl Tracker {
         }
     }
 
-    /// Where the template fits best between two places, and the mean squared distance there.
-    fn best(&mut self, points: &[f32], range: (f64, f64), last: usize) -> Option<(f64, f32)> {
-        let from = range.0.ceil().max(0.0) as usize;
-        let to = (range.1.floor().max(0.0) as usize).min(last);
+    /// Where the template fits best, and the mean squared distance there.
+    fn best(&mut self, points: &[f32], places: Places, last: usize) -> Option<(f64, f32)> {
+        let Places { middle, reach, away } = places;
+        let from = (middle - reach).ceil().max(0.0) as usize;
+        let to = ((middle + reach).floor().max(0.0) as usize).min(last);
         if from > to {
             return None;
         }
         self.costs.clear();
+        let mut best = 0;
         for place in from..=to {
             let there = &points[place..points.len().min(place + self.template.len())];
-            self.costs.push(squared_distance(there, &self.template) / there.len() as f32);
-        }
-        let middle = (to - from) / 2;
-        let mut best = middle;
-        for offset in 1..=(to - from).div_ceil(2) {
-            for index in [middle.checked_sub(offset), Some(middle + offset)].into_iter().flatten() {
-                if self.costs.get(index).is_some_and(|cost| *cost < self.costs[best]) {
-                    best = index;
-                }
+            let share = ((place as f64 - middle) / reach) as f32;
+            let cost = squared_distance(there, &self.template) / there.len() as f32 + away * share * share;
+            self.costs.push(cost);
+            if cost < self.costs[best] {
+                best = place - from;
             }
         }
         // At the last place that leaves room for a cycle, a better one lies beyond: the cycle there is not complete.
