@@ -13,6 +13,8 @@ pub enum Exit {
     NotSeen,
     /// A flag, environment variable or line of the configuration file is wrong.
     Usage,
+    /// The data of a file cannot be used.
+    BadData,
     /// Something that the program needs is not available: an address is in use, or no agent listens.
     Unavailable,
     /// This process cannot continue, but a new process can: the supervisor must restart the program.
@@ -29,6 +31,7 @@ impl Exit {
             Exit::Failure => 1,
             Exit::NotSeen => 2,
             Exit::Usage => 64,
+            Exit::BadData => 65,
             Exit::Unavailable => 69,
             Exit::Restart => 75,
             Exit::NoPermission => 77,

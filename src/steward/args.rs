@@ -1,6 +1,7 @@
 //! Parses the command line. It checks only the arguments, and of the host it reads only the environment.
 
 use crate::print_config::Output;
+use crate::profile;
 use crate::settings::layer::RawSettings;
 use crate::settings::removed::{self, Removed};
 use crate::settings::table::{KEYS, Key, Reader};
@@ -24,6 +25,8 @@ pub(crate) enum Command {
     Renamed(Box<Command>, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
+    /// Analyses measurements.
+    Profile(Box<profile::ProfileCommand>),
     /// Finds out what is wrong.
     Doctor(Box<doctor::DoctorCommand>),
     /// Run as the child process that finds symbols for the agent's profiles.
@@ -59,6 +62,7 @@ Examples:
   gpu-steward agent --standalone --gpus simulated=A100:4  the same with simulated GPUs, marked as simulated
   gpu-steward extender --kubeconfig ~/.kube/config        place GPU pods for the kube-scheduler on this machine
   gpu-steward usage --watch                               what the agent on this machine reports about its GPUs
+  gpu-steward profile csv load.csv --plot load.svg        whether a recording repeats, and what comes next
   gpu-steward doctor nodes                                which Nodes are not well, and what to do
   gpu-steward print-config -o yaml                        the effective settings, as a configuration file";
 
@@ -93,6 +97,7 @@ Exit codes:
     1  a task that must not end has ended; the last error line names it (doctor: something is wrong)
     2  doctor could not look at everything that its answer needs
    64  a flag, an environment variable or the configuration file is wrong
+   65  profile: the file has no series that can be analysed
    69  unavailable: an address is in use, another plugin serves GPUs here, or no agent listens
    75  the NVIDIA driver was updated under the agent, which must be restarted
    77  no permission
@@ -114,6 +119,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
         }
         Some(("extender", sub)) => Ok(Command::Extender(raw(sub))),
         Some(("top", sub)) => Ok(Command::Top(top::Settings::read(sub))),
+        Some((profile::NAME, sub)) => profile::read(sub).map(|command| Command::Profile(Box::new(command))),
         Some((doctor::NAME, sub)) => doctor::read(sub).map(|command| Command::Doctor(Box::new(command))),
         Some((pprof::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
@@ -182,6 +188,7 @@ pub(crate) fn command() -> clap::Command {
         .subcommand(clean_node())
         .subcommand(clear_incident())
         .subcommand(top::command())
+        .subcommand(profile::command())
         .subcommand(doctor::command())
         .subcommand(with_settings(
             clap::Command::new("print-config")
@@ -355,7 +362,9 @@ mod tests {
 
     fn flags(line: &str) -> Result<RawSettings, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
-            Ok(Command::Top(_) | Command::Doctor(_) | Command::Symbolize | Command::Renamed(..)) => {
+            Ok(
+                Command::Top(_) | Command::Doctor(_) | Command::Profile(_) | Command::Symbolize | Command::Renamed(..),
+            ) => {
                 unreachable!("no test passes these commands")
             }
             Ok(

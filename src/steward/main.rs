@@ -10,6 +10,7 @@
 //!   run_command    starts each command
 //!   print_config   the command print-config
 //!   top usage      the commands that show what an agent serves (`doctor` is a crate of its own)
+//!   profile        the command profile; the analysis is the crate `profile`
 //!   jemalloc       the memory allocator
 //! ```
 //!
@@ -19,6 +20,7 @@
 mod jemalloc;
 mod settings;
 mod print_config;
+mod profile;
 mod top;
 mod usage;
 mod args;

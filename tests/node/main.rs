@@ -32,6 +32,8 @@ mod top;
 #[cfg(test)]
 mod usage;
 #[cfg(test)]
+mod profile;
+#[cfg(test)]
 mod driver;
 #[cfg(test)]
 mod not_offered;

@@ -1,0 +1,214 @@
+//! Whole files: usual ones, bad ones, and mutations of real ones.
+
+use crate::{Choices, CsvError, Look, Profile, csv, json, people, png, svg};
+use proptest::prelude::*;
+use std::fmt::Write;
+use std::time::Duration;
+
+/// The recordings whose origin `tests/golden/traces/README.md` gives.
+const RECORDINGS: [&[u8]; 4] = [
+    include_bytes!("../../tests/golden/traces/nvidia-smi-a100.csv"),
+    include_bytes!("../../tests/golden/traces/nvidia-smi-units.csv"),
+    include_bytes!("../../tests/golden/traces/helios-two-tenants.csv"),
+    include_bytes!("../../tests/golden/traces/gentd26-two-pods.csv"),
+];
+const LOOK: Look = Look { colour: false, plain: str::to_owned };
+
+fn read(text: &str) -> Result<Profile, CsvError> {
+    csv(text.as_bytes(), &Choices::default())
+}
+
+/// Rows of a square wave of 20 samples, 5 minutes apart, with a little noise.
+fn square(rows: u64) -> String {
+    let mut text = "timestamp,value\n".to_owned();
+    for at in 0..rows {
+        let time = jiff::Timestamp::from_second(1_700_000_000).unwrap() + Duration::from_secs(300 * at);
+        let value = if at % 20 < 8 { 90 } else { 10 } + at * at * 7 % 5;
+        writeln!(text, "{time},{value}").unwrap();
+    }
+    text
+}
+
+#[test]
+fn a_cycle_is_found_and_shown_in_every_form() {
+    let choices = Choices { picture: true, ..Choices::default() };
+    let profile = csv(square(600).as_bytes(), &choices).unwrap();
+    let document = json(&profile);
+    assert_eq!(document["verdict"], "periodic", "{document:#}");
+    let period = document["period_seconds"].as_f64().unwrap();
+    assert!((period - 6000.0).abs() < 60.0, "{period}");
+    assert!((document["period_samples"].as_f64().unwrap() - 20.0).abs() < 0.2);
+    let text = people(&profile, LOOK);
+    for part in [
+        "value is periodic: it repeats every 1 h 40 min",
+        "600 values, 5 min apart",
+        "█",
+        "median",
+        "Forecast  in 1 h",
+        "Maximum",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let picture = svg(&profile).unwrap();
+    for part in
+        ["every 1 h 40 min", "median and quartiles", "Forecast with 90 % interval", "hours since 2023-11-14T22:13:20Z"]
+    {
+        assert!(picture.contains(part), "{part}");
+    }
+    let bytes = png(&picture).unwrap();
+    assert!(bytes.starts_with(b"\x89PNG") && bytes.len() > 10_000);
+}
+
+#[test]
+fn json_has_the_fields_that_programs_read() {
+    let fields = [
+        "verdict",
+        "reason",
+        "period_seconds",
+        "period_samples",
+        "score",
+        "cycles",
+        "alternatives",
+        "trend",
+        "steps",
+        "forecasts",
+        "next_hour_maximum",
+    ];
+    let names = |value: &serde_json::Value| {
+        value.as_object().unwrap().keys().cloned().collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(names(&json(&read(&square(100)).unwrap())), fields.map(str::to_owned).into());
+    let grouped = json(&read("time,gpu,value\n1,a,1\n1,b,2\n2,a,3\n2,b,4\n3,a,5\n3,b,6\n").unwrap());
+    let series = grouped["series"].as_array().unwrap();
+    assert_eq!((series.len(), &series[1]["group"]), (2, &"b".into()));
+    let one = names(&series[0]);
+    assert!(fields.iter().all(|field| one.contains(*field)));
+}
+
+#[test]
+fn recordings_of_gpus_and_clusters_are_read_as_they_are() {
+    for (recording, value, step, answers) in [
+        (RECORDINGS[0], "utilization.gpu [%]", 13, 1),
+        (RECORDINGS[1], "power.draw [W]", 54, 1),
+        (RECORDINGS[2], "vcLJZ", 60_000, 1),
+        (RECORDINGS[3], "value", 60_000, 2),
+    ] {
+        let profile = csv(recording, &Choices::default()).unwrap();
+        assert_eq!((profile.columns.value_name(), profile.answers.len()), (value, answers));
+        let found = profile.answers[0].series.step().as_millis();
+        assert!(found.abs_diff(step) <= step / 20 + 1, "{value}: {found} ms");
+        assert!(people(&profile, LOOK).contains(value) || answers > 1);
+    }
+}
+
+#[test]
+fn two_restarted_recorders_in_one_file_are_one_series() {
+    let part = |hour: u32| -> String {
+        let rows = (0..30).map(|at| format!("2026/11/28 {hour:02}:00:{at:02}.123, {} %, 27512 MiB\n", at * 3));
+        format!("timestamp, utilization.gpu [%], memory.used [MiB]\n{}", rows.collect::<String>())
+    };
+    let both = part(7) + &part(8);
+    let utf16: Vec<u8> = format!("\u{feff}{both}").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for bytes in [both.into_bytes(), utf16] {
+        let profile = csv(bytes.as_slice(), &Choices::default()).unwrap();
+        let series = &profile.answers[0].series;
+        assert_eq!((series.measured(), series.step(), series.len()), (60, Duration::from_secs(1), 3630));
+        assert!(profile.notes.iter().all(|note| !note.contains("left out")), "{:?}", profile.notes);
+    }
+}
+
+#[test]
+fn a_file_that_has_no_answer_gets_one_sentence() {
+    for (text, said) in [
+        ("", "the file is empty"),
+        ("time,value\n", "0 rows of data"),
+        ("time,value\n1,2\n", "1 rows of data"),
+        ("time,value\n1,a\n2,b\n", "no column has numbers"),
+        ("time,value\n1,NaN\n2,inf\n", "no column has numbers"),
+        ("time,value\n5,1\n4,2\n3,3\n", "sort the file by column `time`"),
+        ("time,value\n5,1\n5,2\n5,3\n5,4\n6,1\n", "--group"),
+        ("timestamp\n1689325967982958\n1689325967982958\n", "no column has numbers beside the times"),
+        ("PK\u{3}\u{4}", "zip archive"),
+    ] {
+        let error = read(text).unwrap_err();
+        assert!(error.to_string().contains(said) && !error.is_argument(), "{text:?}: {error}");
+    }
+}
+
+#[test]
+fn short_constant_and_broken_series_have_a_verdict_that_says_so() {
+    for (text, verdict) in [
+        ("time,value\n1,2\n2,3\n", "unknown"),
+        (&("time,value\n".to_owned() + &(0..200).map(|at| format!("{at},45\n")).collect::<String>()), "aperiodic"),
+        (
+            &("time,value\n".to_owned()
+                + &(0..200).map(|at| format!("{},{at}\n", at + at / 100 * 500)).collect::<String>()),
+            "unknown",
+        ),
+    ] {
+        let profile = read(text).unwrap();
+        let document = json(&profile);
+        assert_eq!(document["verdict"], verdict, "{document:#}");
+        assert!(document["reason"].as_str().unwrap().len() > 10);
+        assert!(people(&profile, LOOK).lines().count() > 4);
+        assert!(png(&svg(&profile).unwrap()).is_ok());
+    }
+}
+
+#[test]
+fn what_was_left_out_is_said() {
+    let profile = read("time,value\n1,2\n2,[N/A]\n3,4\n3,5\n2,5\n,6\n4,NaN\n5,1\n").unwrap();
+    let notes = profile.notes.join("\n");
+    for part in [
+        "1 row has no number in column `value` (for example `[N/A]`): a gap",
+        "1 row has the same time as the row before: left out",
+        "1 row has a time before that of an earlier row: left out",
+        "1 row has no time in column `time`",
+        "NaN or an infinite number",
+    ] {
+        assert!(notes.contains(part), "{part}: {notes}");
+    }
+}
+
+#[test]
+fn names_that_are_hostile_stay_text() {
+    let text = "time,\u{1b}[2J<&\"\n1,2\n2,3\n3,4\n";
+    let profile = read(text).unwrap();
+    let picture = svg(&profile).unwrap();
+    assert!(!picture.contains('\u{1b}') && png(&picture).is_ok());
+    let shown = people(&profile, Look { colour: false, plain: |text| text.replace('\u{fffd}', "?") });
+    assert!(shown.starts_with("?[2J<&"), "{shown}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// A recording with some bytes changed, removed or doubled.
+    #[test]
+    fn no_mutation_of_a_recording_causes_a_panic(
+        which in 0..RECORDINGS.len(),
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), 0..4_u8, any::<u8>()), 1..40),
+        packed in any::<bool>(),
+    ) {
+        let mut bytes: Vec<u8> = RECORDINGS[which].to_vec();
+        for (at, edit, byte) in edits {
+            let at = at.index(bytes.len());
+            match edit {
+                0 => bytes[at] = byte,
+                1 => { bytes.remove(at); }
+                2 => bytes.insert(at, b",;\"\n\r0- e."[usize::from(byte) % 10]),
+                _ => bytes.truncate(at.max(bytes.len() / 2)),
+            }
+        }
+        if packed {
+            use std::io::Read;
+            let mut zipped = Vec::new();
+            flate2::read::GzEncoder::new(bytes.as_slice(), flate2::Compression::fast()).read_to_end(&mut zipped).unwrap();
+            zipped.truncate(zipped.len() - usize::from(zipped[9] % 2) * 8);
+            bytes = zipped;
+        }
+        if let Ok(profile) = csv(bytes.as_slice(), &Choices::default()) {
+            let _ = (json(&profile), people(&profile, LOOK), svg(&profile));
+        }
+    }
+}

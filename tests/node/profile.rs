@@ -1,0 +1,208 @@
+//! Tests `gpu-steward profile csv`, from outside.
+
+use crate::program::BINARY;
+use std::fmt::Write as _;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn profile(args: &[&str]) -> Output {
+    Command::new(BINARY).args(["profile", "csv"]).args(args).output().unwrap()
+}
+
+/// The answer to a file with this content.
+fn profile_of(content: &[u8], args: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("load.csv");
+    std::fs::write(&file, content).unwrap();
+    profile(&[&[file.to_str().unwrap()], args].concat())
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A public recording; `tests/golden/traces/README.md` gives its origin.
+fn recording(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces").join(name)
+}
+
+/// A load of 20 minutes of work in every hour, read each minute, in the form of `nvidia-smi --format=csv`.
+fn hourly(hours: u32) -> String {
+    let mut rows = "timestamp, utilization.gpu [%], memory.used [MiB]\n".to_owned();
+    for minute in 0..hours * 60 {
+        let (day, hour, rest) = (minute / 1440 + 1, minute / 60 % 24, minute % 60);
+        let busy = if rest < 20 { 80 } else { 5 } + minute * minute % 7;
+        writeln!(rows, "2026/11/{day:02} {hour:02}:{rest:02}:00.123, {busy} %, 27512 MiB").unwrap();
+    }
+    rows
+}
+
+#[test]
+fn a_periodic_recording_has_a_sentence_a_course_a_cycle_and_forecasts() {
+    let answer = profile_of(hourly(48).as_bytes(), &[]);
+    let shown = text(&answer.stdout);
+    assert_eq!(answer.status.code(), Some(0), "{}", text(&answer.stderr));
+    for part in [
+        "utilization.gpu [%] is periodic: it repeats every 1 h",
+        "2,880 values, 1 min apart, over 2 d",
+        "One cycle of 1 h",
+        "Forecast  in 1 h",
+        "Maximum   of the next hour",
+        "values are column `utilization.gpu [%]` (guessed; other numbers: `memory.used [MiB]`",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(shown.contains('█') && !shown.contains('\u{1b}'), "{shown}");
+}
+
+#[test]
+fn programs_get_the_same_as_json_and_people_the_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["load.svg", "load.png"] {
+        let picture = folder.path().join(name);
+        let answer = profile_of(
+            hourly(48).as_bytes(),
+            &["-o", "json", "--horizon", "5m,2h", "--plot", picture.to_str().unwrap()],
+        );
+        let document = json(&answer);
+        assert_eq!(document["verdict"], "periodic");
+        assert!((document["period_seconds"].as_f64().unwrap() - 3600.0).abs() < 36.0, "{document:#}");
+        let horizons: Vec<f64> = document["forecasts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|at| at["horizon_seconds"].as_f64().unwrap())
+            .collect();
+        assert_eq!(horizons, [300.0, 7200.0]);
+        assert!(text(&answer.stderr).contains("guessed"));
+        let bytes = std::fs::read(&picture).unwrap();
+        assert!(bytes.starts_with(b"\x89PNG") || (bytes.starts_with(b"<svg") && text(&bytes).contains("every 1 h")));
+    }
+}
+
+#[test]
+fn public_recordings_are_read_as_they_are() {
+    for (name, args, series) in [
+        ("nvidia-smi-a100.csv", &["--value", "power.draw"][..], 1),
+        ("nvidia-smi-units.csv", &[], 1),
+        ("helios-two-tenants.csv", &["--value", "vc6YE"], 1),
+        ("gentd26-two-pods.csv", &["--group", "container_ip"], 2),
+    ] {
+        let file = recording(name);
+        let document = json(&profile(&[&[file.to_str().unwrap(), "-o", "json"], args].concat()));
+        let found = document["series"].as_array().map_or(1, Vec::len);
+        assert_eq!(found, series, "{name}: {document:#}");
+        let verdict = if series > 1 { &document["series"][1]["verdict"] } else { &document["verdict"] };
+        let known = ["periodic", "aperiodic", "unknown", "unobservable"];
+        assert!(known.contains(&verdict.as_str().unwrap()), "{name}: {document:#}");
+    }
+}
+
+#[test]
+fn utf_16_and_standard_input_give_the_same_answer() {
+    let rows = hourly(48);
+    let utf16: Vec<u8> = format!("\u{feff}{rows}").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let plain = json(&profile_of(rows.as_bytes(), &["-o", "json"]));
+    assert_eq!(json(&profile_of(&utf16, &["-o", "json"])), plain);
+    let mut reading = Command::new(BINARY)
+        .args(["profile", "csv", "-", "-o", "json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    reading.stdin.take().unwrap().write_all(rows.as_bytes()).unwrap();
+    assert_eq!(json(&reading.wait_with_output().unwrap()), plain);
+}
+
+#[test]
+fn data_without_a_series_ends_with_65_and_a_sentence() {
+    for (content, said) in [
+        (&b""[..], "the file is empty"),
+        (b"time,value\n1,2\n", "a series needs at least 2"),
+        (b"time,value\n1,a\n2,b\n", "no column has numbers"),
+        (b"time,value\n1,NaN\n2,inf\n3,-inf\n", "no column has numbers"),
+        (b"time,value\n5,1\n4,2\n3,3\n", "sort the file by column `time`"),
+        (b"time,value\n5,1\n5,2\n5,3\n5,4\n6,5\n", "name the column that tells them apart with --group"),
+        (b"\xff\xfe\0\0t\0\0\0", "UTF-32"),
+        (b"\x1f\x8b\x08\0cut", "gzip data is damaged"),
+        (b"PK\x03\x04workbook", "workbook of a spreadsheet"),
+    ] {
+        let answer = profile_of(content, &[]);
+        let complaint = text(&answer.stderr);
+        assert_eq!(answer.status.code(), Some(65), "{said}: {complaint}");
+        assert!(
+            answer.stdout.is_empty() && complaint.starts_with("error: ") && complaint.lines().count() == 1,
+            "{complaint}"
+        );
+        assert!(complaint.contains(said), "{said}: {complaint}");
+    }
+}
+
+#[test]
+fn a_verdict_without_a_period_ends_with_0() {
+    let constant = (0..200).fold("time,value\n".to_owned(), |rows, at| rows + &format!("{at},45\n"));
+    for (content, sentence) in [
+        ("time,value\n1,2\n2,3\n", "value is unknown: "),
+        (constant.as_str(), "value is aperiodic: "),
+        ("time,value\n1,2\n2,\n3,NaN\n4,x\n3,1\n4,1\n5,6\n", "3 rows"),
+    ] {
+        let answer = profile_of(content.as_bytes(), &[]);
+        assert_eq!(answer.status.code(), Some(0), "{}", text(&answer.stderr));
+        let shown = text(&answer.stdout);
+        assert!(shown.contains(sentence) || shown.contains("a gap"), "{shown}");
+    }
+}
+
+#[test]
+fn wrong_arguments_end_with_64_and_what_would_be_right() {
+    let answer = profile_of(hourly(2).as_bytes(), &["--value", "watts"]);
+    assert_eq!(answer.status.code(), Some(64));
+    assert!(text(&answer.stderr).contains("the columns are `timestamp`, `utilization.gpu [%]`"));
+    for args in [&["no-such-file.csv"][..], &["."], &["a.csv", "--plot", "a.jpg"], &["a.csv", "--step", "0s"], &[]] {
+        let answer = profile(args);
+        assert_eq!(answer.status.code(), Some(64), "{args:?}: {}", text(&answer.stderr));
+        assert!(answer.stdout.is_empty());
+    }
+}
+
+#[test]
+fn names_from_a_file_cannot_command_the_terminal() {
+    let rows = (0..30).fold("time,\u{1b}[2J\u{202e}x\n".to_owned(), |rows, at| rows + &format!("{at},{}\n", at % 3));
+    for args in [&[][..], &["-o", "json"], &["--value", "\u{1b}[31m"]] {
+        let answer = profile_of(rows.as_bytes(), args);
+        let shown = text(&answer.stdout) + &text(&answer.stderr);
+        assert!(!shown.contains(['\u{1b}', '\u{202e}']), "{shown:?}");
+    }
+}
+
+/// The limit counts all memory that the program may write to, so more than what it really holds.
+#[test]
+fn ten_million_rows_take_at_most_256_mib() {
+    const ROWS: u64 = 10_000_000;
+    let mut reading = Command::new("bash")
+        .args(["-c", "ulimit -d 262144 && exec \"$0\" profile csv - -o json", BINARY])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut rows = BufWriter::with_capacity(1 << 20, reading.stdin.take().unwrap());
+    rows.write_all(b"time,value\n").unwrap();
+    for at in 0..ROWS {
+        let value = if at % 600 < 240 { 90 } else { 10 };
+        writeln!(rows, "{},{value}", 1_700_000_000 + at).unwrap();
+    }
+    drop(rows);
+    let answer = reading.wait_with_output().unwrap();
+    let document = json(&answer);
+    let period = document["period_seconds"].as_f64().unwrap_or_default();
+    assert!((period - 600.0).abs() < 6.0, "{document:#}");
+    assert!(text(&answer.stderr).contains("10,000,000 rows are more than are analysed one by one"));
+}
