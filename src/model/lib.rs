@@ -38,6 +38,7 @@
 //!   plugin              the device plugin: its registration with the kubelet, its calls and their outcomes
 //!   driver_hold         whether the agent holds the GPU driver open
 //!   observation         everything that a source (crate `sources`) can report
+//!   workload_profile    whether the load of a GPU or pod repeats, where it goes, what it will need; a question about its history
 //!   view                what the agent knows of the node at one moment; every server shows it
 //! ```
 //!
@@ -96,6 +97,7 @@ pub mod withheld;
 pub mod plugin;
 pub mod driver_hold;
 pub mod observation;
+pub mod workload_profile;
 pub mod view;
 
 pub use reading::{Absence, Reading};
