@@ -67,7 +67,7 @@ impl ProfiledQuantity {
         Self::OF_GPU.into_iter().chain(Self::OF_POD).find(|quantity| quantity.code() == code)
     }
 
-    /// The unit of the values, as it stands in JSON: `percent`, `bytes`, `watts` or `cores`.
+    /// The unit of the values in this module: `percent`, `bytes`, `watts` or `cores`.
     #[must_use]
     pub fn unit(self) -> &'static str {
         match self {
@@ -75,6 +75,25 @@ impl ProfiledQuantity {
             Self::GpuMemory | Self::Memory => "bytes",
             Self::Power => "watts",
             Self::Cpu => "cores",
+        }
+    }
+
+    /// The unit of [`ProfiledQuantity::in_base_units`], as it stands in JSON and in the names of metrics: `ratio`, `bytes`,
+    /// `watts` or `cores`.
+    #[must_use]
+    pub fn base_unit(self) -> &'static str {
+        match self {
+            Self::Utilization | Self::MemoryCopy | Self::SmUse => "ratio",
+            Self::GpuMemory | Self::Memory | Self::Power | Self::Cpu => self.unit(),
+        }
+    }
+
+    /// A value of this quantity in base units: a percentage becomes a ratio from 0 to 1.
+    #[must_use]
+    pub fn in_base_units(self, value: f64) -> f64 {
+        match self {
+            Self::Utilization | Self::MemoryCopy | Self::SmUse => value / 100.0,
+            Self::GpuMemory | Self::Memory | Self::Power | Self::Cpu => value,
         }
     }
 }
