@@ -274,7 +274,7 @@ mod tests {
             [
                 "c.yaml:3: unknown key \"usage_sockt\"; did you mean usage-socket?",
                 "invalid value \"here\" for listen (from GPU_STEWARD_LISTEN): expected ADDRESS:PORT with a numeric address, such as 127.0.0.1:9410, [::]:9410 or :9410",
-                "invalid value \"5\" for period (from c.yaml:2): a time needs a unit: ms, s, m or h",
+                "invalid value \"5\" for period (from c.yaml:2): a time needs a unit: ms, s, m, h or d",
             ]
         );
     }

@@ -5,7 +5,8 @@
 //!   head           the node, the number and the age of its view, and whether the GPUs are simulated
 //!   process_owner  the owner of a process: pod and container by name
 //!   gpus pods processes node     one document each of the agent
-//!   snapshot       all four
+//!   profile history              what the agent says about the load of a GPU or a pod, and the values of one series
+//!   snapshot       what `top` shows: the four documents, and the profiles of the GPUs
 //!   decisions believed_nodes     the documents of the extender
 //! ```
 //!
@@ -23,6 +24,8 @@ pub mod gpus;
 pub mod pods;
 pub mod processes;
 pub mod node;
+pub mod profile;
+pub mod history;
 pub mod snapshot;
 pub mod decisions;
 pub mod believed_nodes;
@@ -54,17 +57,22 @@ mod tests {
             read::<processes::ProcessesJson>(text),
             read::<decisions::DecisionsJson>(text),
             read::<believed_nodes::BelievedNodesJson>(text),
+            read::<profile::ProfilesJson>(text),
+            read::<history::HistoryJson>(text),
         ];
         read.into_iter().filter(|read| *read).count()
     }
 
     const SMALL: &str = r#"{"view": {"node": "n", "sequence": 1, "time_seconds": 1.5, "age_seconds": 0.25, "simulated": false},
         "gpus": [], "gpus_unidentified": [], "left_out": 0, "pods": [], "containers": [], "processes": [], "kept": 0,
-        "decisions": [], "nodes": []}"#;
+        "decisions": [], "nodes": [],
+        "recorder": {"series": 1, "left_out": 0, "memory_bytes": 9, "file_bytes": null, "not_kept": null, "missed_samples": 0,
+            "analyses": 2, "analysis_seconds": 0.5}, "profiles": [], "jobs": [],
+        "series": "gpu/0/power", "unit": "watts", "step_seconds": 60.0, "points": [{"time": "t", "mean": 1.0, "maximum": 2.0}]}"#;
 
     #[test]
     fn an_empty_document_is_read() {
-        assert!(any_of_them(SMALL.as_bytes()) >= 4);
+        assert!(any_of_them(SMALL.as_bytes()) >= 6);
     }
 
     proptest! {

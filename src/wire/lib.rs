@@ -7,7 +7,7 @@
 //! ```
 //!
 //! ```text
-//!   timestamp quantity decode_error kept_file object_list
+//!   timestamp time_span quantity decode_error kept_file object_list
 //!                                                 what several formats share
 //!   proc_file proc_line cgroup_file cgroup_path sysfs_file kernel_log log_link
 //!                                                 files of the kernel; kubelet's links to logs
@@ -24,7 +24,7 @@
 //!                                                 the kubelet's checkpoint, CDI, the limits file, runtime and HAMi settings
 //!   issued_ticket ticket_journal started_pods binding_file incidents
 //!                                                 files of the agent's state directory
-//!   api                                           the JSON of /api/v1
+//!   api history_query                             the JSON of /api/v1; the query for a history
 //!   golden                                        for tests: texts that other programs and earlier releases wrote
 //! ```
 //!
@@ -40,6 +40,7 @@ mod kept_file;
 mod object_list;
 pub mod annotation_keys;
 pub mod timestamp;
+pub mod time_span;
 pub mod cgroup_path;
 pub mod cgroup_file;
 pub mod proc_file;
@@ -91,6 +92,7 @@ pub mod described_pod;
 pub mod described_node;
 pub mod described_event;
 pub mod websocket;
+pub mod history_query;
 pub mod api;
 
 #[cfg(test)]

@@ -133,7 +133,7 @@ fn mistakes_in_the_file_and_in_values_are_reported_together() {
         // The same messages as in docs/configuration.md.
         let page = format!(
             "error: {file}:2: unknown key \"usage_sockt\"; did you mean usage-socket?\n\
-             error: invalid value \"5\" for period (from GPU_STEWARD_PERIOD): a time needs a unit: ms, s, m or h\n"
+             error: invalid value \"5\" for period (from GPU_STEWARD_PERIOD): a time needs a unit: ms, s, m, h or d\n"
         );
         assert_eq!(stderr(&output), page, "{command}");
     }

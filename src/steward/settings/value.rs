@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wire::device_config::DeviceScaling;
-use wire::placement;
+use wire::{placement, time_span};
 
 /// The reason why a text is not a valid value. It follows "invalid value … for …: ".
 pub(crate) type Why = String;
@@ -31,20 +31,9 @@ pub(crate) fn switch(text: &str) -> Result<bool, Why> {
     }
 }
 
-/// `500ms`, `1s`, `2m`, `1h`.
+/// `500ms`, `1s`, `2m`, `1h`, `1d`.
 pub(crate) fn time(text: &str) -> Result<Duration, Why> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| String::from("expected a time such as 500ms, 5s or 2m"))?;
-    let milliseconds = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "" => return Err("a time needs a unit: ms, s, m or h".into()),
-        _ => return Err("the unit of a time is one of ms, s, m, h".into()),
-    };
-    Ok(Duration::from_millis(number.saturating_mul(milliseconds)))
+    time_span::parse(text).map_err(str::to_owned)
 }
 
 /// The number of containers that may share a GPU.

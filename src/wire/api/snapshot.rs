@@ -1,6 +1,6 @@
-//! One snapshot of the agent: the four documents of `/api/v1`, unchanged. `top` shows it, and `top -o json` prints it.
+//! One snapshot of the agent: documents of `/api/v1`, unchanged. `top` shows it, and `top -o json` prints it.
 
-use super::{ViewHeadJson, gpus, node, pods, processes};
+use super::{ViewHeadJson, gpus, node, pods, processes, profile};
 use serde::{Deserialize, Serialize};
 
 /// The documents.
@@ -14,6 +14,9 @@ pub struct Snapshot {
     pub pods: pods::PodsJson,
     /// `/api/v1/processes`.
     pub processes: processes::ProcessesJson,
+    /// `/api/v1/profile?subject=gpu`; `None` where workload profiles are off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<profile::ProfilesJson>,
 }
 
 impl Snapshot {
@@ -48,5 +51,11 @@ impl Snapshot {
             Some(gpu) => self.device(&gpu.uuid, Some(uuid)),
             None => self.device(uuid, None),
         }
+    }
+
+    /// The profiles of a GPU or MIG instance, ordered by quantity.
+    pub fn profiles_of<'a>(&'a self, uuid: &'a str) -> impl Iterator<Item = &'a profile::ProfileJson> {
+        let all = self.profile.iter().flat_map(|document| &document.profiles);
+        all.filter(move |profile| profile.gpu.as_deref() == Some(uuid))
     }
 }

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use wire::api::{believed_nodes, decisions, gpus, node, pods, processes};
+use wire::api::{believed_nodes, decisions, gpus, history, node, pods, processes, profile};
 
 fn read<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
     if let Ok(document) = serde_json::from_slice::<T>(bytes) {
@@ -20,4 +20,6 @@ fuzz_target!(|bytes: &[u8]| {
     read::<processes::ProcessesJson>(bytes);
     read::<decisions::DecisionsJson>(bytes);
     read::<believed_nodes::BelievedNodesJson>(bytes);
+    read::<profile::ProfilesJson>(bytes);
+    read::<history::HistoryJson>(bytes);
 });
