@@ -16,13 +16,14 @@
 //!   claim claim_version claim_origin bind binding its claim, who wrote it, and the Binding that carries it
 //!   node node_facts versions labels register handshake links cordon assumed node_lock annotation_keys
 //!                                                 a Node, and what agents and extenders write on it
+//!   profile_keys alnair gpu_profile               what an agent writes on its Node about the load of its GPUs
 //!   watch lease token authority                   lists and watches; Leases; tokens; the extenders' authority
 //!   described_pod described_node described_event  pods, Nodes and events as `doctor` describes them
 //!   websocket                                     frames of a port that is forwarded through the API server
 //!   extender scheduler_config                     kube-scheduler's calls, and its configuration
 //!   checkpoint ticket cdi limits runtime_config device_config
 //!                                                 the kubelet's checkpoint, CDI, the limits file, runtime and HAMi settings
-//!   issued_ticket ticket_journal started_pods binding_file incidents
+//!   issued_ticket ticket_journal started_pods binding_file incidents profile_row
 //!                                                 files of the agent's state directory
 //!   api history_query                             the JSON of /api/v1; the query for a history
 //!   golden                                        for tests: texts that other programs and earlier releases wrote
@@ -59,6 +60,9 @@ pub mod register;
 pub mod handshake;
 pub mod links;
 pub mod cordon;
+pub mod profile_keys;
+pub mod alnair;
+pub mod gpu_profile;
 pub mod assumed;
 pub mod node_lock;
 pub mod bind;
@@ -87,6 +91,7 @@ pub mod ticket_journal;
 pub mod started_pods;
 pub mod binding_file;
 pub mod incidents;
+pub mod profile_row;
 pub mod versions;
 pub mod described_pod;
 pub mod described_node;
