@@ -38,7 +38,8 @@
 //!   plugin              the device plugin: its registration with the kubelet, its calls and their outcomes
 //!   driver_hold         whether the agent holds the GPU driver open
 //!   observation         everything that a source (crate `sources`) can report
-//!   stored_history      the steps of a history that are kept on disk
+//!   utilization         NVML's own samples of a GPU's utilisation
+//!   stored_history quantised  the steps of a history that are kept on disk; values as 16-bit numbers
 //!   workload_profile    whether the load of a GPU or pod repeats, where it goes, what it will need; a question about its history
 //!   node_profile        what the annotations of a Node say about the load of its GPUs
 //!   view                what the agent knows of the node at one moment; every server shows it
@@ -100,6 +101,8 @@ pub mod plugin;
 pub mod driver_hold;
 pub mod observation;
 pub mod workload_profile;
+pub mod utilization;
+pub mod quantised;
 pub mod stored_history;
 pub mod node_profile;
 pub mod view;

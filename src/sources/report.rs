@@ -18,6 +18,7 @@ use model::cgroup::{CgroupReport, MAX_CGROUPS, MAX_POD_CGROUPS};
 use model::gpu::GpuSample;
 use model::id::GpuUuid;
 use model::observation::{CgroupPass, ErrorCounter, Fact, Observation, Sample, SourceEvent};
+use model::utilization::{UtilizationSample, UtilizationSamples};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,10 +39,13 @@ const GPU_SAMPLES: usize = 16 * 60;
 /// node.
 const CGROUP_READINGS: usize = 330 * 30;
 const _: () = assert!(CGROUP_READINGS >= MAX_CGROUPS + MAX_POD_CGROUPS, "a whole pass has room");
-/// Both bounds in bytes, without the data behind the readings' pointers: a subscriber that never reads must not double
+/// Maximum number of NVML's own samples of utilisation that wait for one subscriber: sixteen GPUs, six a second, for a minute.
+const UTILIZATION_SAMPLES: usize = 16 * 6 * 60;
+/// These bounds in bytes, without the data behind the readings' pointers: a subscriber that never reads must not double
 /// the memory of the agent.
 const _: () = assert!(CGROUP_READINGS * size_of::<CgroupReport>() <= 8 << 20);
 const _: () = assert!(GPU_SAMPLES * size_of::<GpuSample>() <= 4 << 20);
+const _: () = assert!(UTILIZATION_SAMPLES * size_of::<UtilizationSample>() <= 1 << 20);
 
 /// The sending end: sources report here. No call waits.
 #[derive(Clone, Debug)]
@@ -49,6 +53,7 @@ pub struct Reporter {
     samples: mpsc::Sender<Sample>,
     kept: Arc<Kept>,
     gpus: Arc<Series<(GpuUuid, GpuSample)>>,
+    utilization: Arc<Series<UtilizationSamples>>,
     cgroups: Arc<Series<CgroupPass>>,
 }
 
@@ -130,8 +135,10 @@ impl Reporter {
     pub fn channel() -> (Reporter, Observations) {
         let (samples, receiver) = mpsc::channel(QUEUE);
         let kept = Arc::<Kept>::default();
-        let (gpus, cgroups) = (Series::new(GPU_SAMPLES), Series::new(CGROUP_READINGS));
-        (Reporter { samples, kept: Arc::clone(&kept), gpus, cgroups }, Observations { samples: receiver, kept })
+        let (gpus, utilization) = (Series::new(GPU_SAMPLES), Series::new(UTILIZATION_SAMPLES));
+        let cgroups = Series::new(CGROUP_READINGS);
+        let reporter = Reporter { samples, kept: Arc::clone(&kept), gpus, utilization, cgroups };
+        (reporter, Observations { samples: receiver, kept })
     }
 
     /// Reports a state that has changed. It is never dropped.
@@ -155,6 +162,17 @@ impl Reporter {
         if let Err(TrySendError::Full(_)) = self.samples.try_send(sample) {
             self.kept.count_dropped();
         }
+    }
+
+    /// Reports `count` of NVML's own samples of utilisation. Only subscribers get them; without one they are not made.
+    pub fn utilization(&self, count: usize, samples: impl FnOnce() -> UtilizationSamples) {
+        self.utilization.record(count.max(1), samples);
+    }
+
+    /// Subscribes to NVML's own samples of utilisation of all GPUs. `None` while [`crate::series::MAX_SUBSCRIPTIONS`] exist.
+    #[must_use]
+    pub fn utilization_series(&self) -> Option<Subscription<UtilizationSamples>> {
+        self.utilization.subscribe()
     }
 
     /// Subscribes to the samples of all GPUs. `None` while [`crate::series::MAX_SUBSCRIPTIONS`] exist.
@@ -327,5 +345,17 @@ mod tests {
         let dropped = u64::try_from(QUEUE).unwrap() + 1;
         let first = next(&mut observations).await;
         assert!(matches!(first, Observation::Event(SourceEvent::Dropped(number)) if number == dropped), "{first:?}");
+    }
+
+    #[tokio::test]
+    async fn own_samples_of_the_driver_are_made_only_for_a_subscriber() {
+        let (reporter, _observations) = Reporter::channel();
+        let gpu = GpuUuid::parse("GPU-1").unwrap();
+        reporter.utilization(6, || unreachable!("there is no subscriber"));
+        let subscription = reporter.utilization_series().unwrap();
+        let part = UtilizationSamples { gpu, read_at: Monotonic(1), samples: Vec::new() };
+        (0..UTILIZATION_SAMPLES / 6 + 10).for_each(|_| reporter.utilization(6, || part.clone()));
+        let taken = subscription.take();
+        assert_eq!((taken.samples.len(), taken.missed), (UTILIZATION_SAMPLES / 6, 10));
     }
 }

@@ -8,6 +8,7 @@
 //! Steps before the first and after the last measurement are not in the row, so a pod that lived for a minute takes a few bytes.
 
 use crate::decode_error::DecodeError;
+use model::quantised::{EXPONENTS, NO_MEASUREMENT, can_be_kept, exponent_of, number_of, value_of};
 use model::stored_history::{HistoryKey, StepValue};
 use model::workload_profile::ProfiledSubject;
 
@@ -15,10 +16,6 @@ use model::workload_profile::ProfiledSubject;
 pub const MAX_STEPS: usize = 96;
 /// The version that is written, and the only one that is read.
 const VERSION: u8 = 1;
-/// The number of a step without a measurement. Numbers of measurements are smaller.
-const NO_MEASUREMENT: u16 = u16::MAX;
-/// Exponents: 2^-16 cores are less than a tick of the kernel in an hour; 2^16 times 2^44 is more memory than any machine has.
-const EXPONENTS: std::ops::RangeInclusive<i8> = -16..=44;
 const HEAD: usize = 3;
 const STEP: usize = 4;
 /// The row, in errors.
@@ -29,7 +26,8 @@ const KEY: &str = "row of a history";
 #[must_use]
 pub fn encode(steps: &[Option<StepValue>]) -> Option<Vec<u8>> {
     let steps = &steps[..steps.len().min(MAX_STEPS)];
-    let measured = |step: &Option<StepValue>| step.filter(|value| valid(value.mean) && valid(value.maximum));
+    let measured =
+        |step: &Option<StepValue>| step.filter(|value| can_be_kept(value.mean) && can_be_kept(value.maximum));
     let first = steps.iter().position(|step| measured(step).is_some())?;
     let end = steps.iter().rposition(|step| measured(step).is_some())? + 1;
     let largest = steps.iter().filter_map(measured).map(|value| value.maximum.max(value.mean)).fold(0.0, f64::max);
@@ -88,25 +86,6 @@ pub fn subject(key: &HistoryKey) -> String {
         ProfiledSubject::Gpu(uuid) => format!("gpu:{uuid}"),
         ProfiledSubject::Pod(uid) => format!("pod:{uid}"),
     }
-}
-
-fn valid(value: f64) -> bool {
-    value.is_finite() && value >= 0.0
-}
-
-/// The smallest exponent with which this value has a number.
-fn exponent_of(largest: f64) -> i8 {
-    let (low, high) = (*EXPONENTS.start(), *EXPONENTS.end());
-    (low..=high).find(|exponent| largest <= value_of(NO_MEASUREMENT - 1, *exponent)).unwrap_or(high)
-}
-
-fn value_of(number: u16, exponent: i8) -> f64 {
-    f64::from(number) * 2.0_f64.powi(i32::from(exponent))
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the value is in the range of the type")]
-fn number_of(value: f64, exponent: i8) -> u16 {
-    (value / 2.0_f64.powi(i32::from(exponent))).round().min(f64::from(NO_MEASUREMENT - 1)) as u16
 }
 
 #[cfg(test)]

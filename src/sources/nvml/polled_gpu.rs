@@ -12,6 +12,7 @@ use model::observation::ErrorCounter;
 use model::physical_range::{ImplausibleValue, PhysicalRange};
 use model::sample_value::BaseUnits;
 use model::time::{Monotonic, Now};
+use model::utilization::{MAX_UTILIZATION_SAMPLES, UtilizationSample, UtilizationSamples};
 use nvml_wrapper::GpmSample;
 use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
@@ -190,6 +191,19 @@ impl GpuCaller {
                 "the driver reports a value that no GPU can have, so this reading is absent; repeats are only counted"
             );
         }
+    }
+
+    /// Reports NVML's own samples of utilisation, which have just been read, to subscribers. A dismissed poller reports nothing.
+    pub(super) fn report_utilization(&self, samples: &[UtilizationSample]) {
+        let samples = &samples[samples.len().saturating_sub(MAX_UTILIZATION_SAMPLES)..];
+        if samples.is_empty() || self.heartbeat.dismissed() {
+            return;
+        }
+        self.reporter.utilization(samples.len(), || UtilizationSamples {
+            gpu: self.uuid.clone(),
+            read_at: monotonic(),
+            samples: samples.to_vec(),
+        });
     }
 
     /// The number of such values by reading, since this was last called.

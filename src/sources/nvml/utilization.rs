@@ -7,8 +7,9 @@
 use crate::nvml::absence::NOT_FOUND;
 use crate::nvml::polled_gpu::{GpuPart, PolledGpu};
 use model::physical_range::{ImplausibleValue, PhysicalRange};
-use model::time::Monotonic;
+use model::time::{Monotonic, WallTime};
 use model::unit::Percent;
+use model::utilization::UtilizationSample;
 use model::{Absence, Reading};
 use nvml_wrapper::enum_wrappers::device::Sampling;
 use nvml_wrapper::enums::device::SampleValue;
@@ -18,8 +19,8 @@ use nvml_wrapper::struct_wrappers::device::Sample;
 #[derive(Clone, Debug, PartialEq)]
 struct NewSamples {
     newest: u64,
-    /// The samples within the physical range, in percent.
-    percents: Vec<f64>,
+    /// The samples within the physical range.
+    plausible: Vec<UtilizationSample>,
     implausible: Vec<ImplausibleValue>,
 }
 
@@ -60,12 +61,14 @@ fn part(gpu: &mut PolledGpu, answer: Result<u32, Absence>, range: PhysicalRange,
     Reading::from_result(answer.map_err(|why| gpu.under_mig(why)), at)
 }
 
-/// The mean use of the whole GPU over all samples with stamps after `since` and up to `latest`, each counted once.
+/// The mean use of the whole GPU over all samples with stamps after `since` and up to `latest`, each counted once. Reports the
+/// samples themselves to subscribers.
 pub(super) fn mean_since(gpu: &mut PolledGpu, since: u64, latest: u64) -> Result<SampleMean, Absence> {
     let device = &gpu.known.device;
     let samples = gpu.asker.ask("utilization samples", || device.samples(Sampling::GpuUtilization, since))?;
     let new = new_samples(&samples, (since, latest), PhysicalRange::UTILIZATION).ok_or(NOT_FOUND)?;
     new.implausible.iter().for_each(|value| gpu.asker.count_implausible(*value));
+    gpu.asker.report_utilization(&new.plausible);
     new.mean().ok_or(Absence::Implausible)
 }
 
@@ -76,10 +79,10 @@ fn new_samples(samples: &[Sample], (last, latest): (u64, u64), range: PhysicalRa
     fresh.sort_by_key(|(stamp, _)| *stamp);
     fresh.dedup_by_key(|(stamp, _)| *stamp);
     let (newest, _) = *fresh.last()?;
-    let mut new = NewSamples { newest, percents: Vec::new(), implausible: Vec::new() };
-    for (_, percent) in fresh {
+    let mut new = NewSamples { newest, plausible: Vec::new(), implausible: Vec::new() };
+    for (stamp, percent) in fresh {
         match range.check(Percent(percent)) {
-            Ok(Percent(percent)) => new.percents.push(percent),
+            Ok(percent) => new.plausible.push(UtilizationSample { stamp: WallTime(stamp), percent }),
             Err(value) => new.implausible.push(value),
         }
     }
@@ -89,8 +92,8 @@ fn new_samples(samples: &[Sample], (last, latest): (u64, u64), range: PhysicalRa
 impl NewSamples {
     /// The mean; `None` if every sample is impossible.
     fn mean(&self) -> Option<SampleMean> {
-        let count = u32::try_from(self.percents.len()).unwrap_or(u32::MAX);
-        let sum: f64 = self.percents.iter().sum();
+        let count = u32::try_from(self.plausible.len()).unwrap_or(u32::MAX);
+        let sum: f64 = self.plausible.iter().map(|sample| sample.percent.0).sum();
         (count > 0).then(|| SampleMean { percent: sum / f64::from(count), newest: self.newest, count })
     }
 }
@@ -143,6 +146,8 @@ mod tests {
         let new = new_samples(&buffer, (5_000_000, u64::MAX), PhysicalRange::UTILIZATION).unwrap();
         assert_eq!(new.mean().map(|mean| (mean.percent, mean.count)), Some((30.0, 2)));
         assert_eq!((new.newest, new.implausible.len()), (5_500_002, 4), "each is dropped once");
+        let kept: Vec<(u64, f64)> = new.plausible.iter().map(|sample| (sample.stamp.0, sample.percent.0)).collect();
+        assert_eq!(kept, [(5_200_000, 40.0), (5_400_000, 20.0)], "the others keep their stamps");
         let only = new_samples(&buffer, (5_400_000, u64::MAX), PhysicalRange::UTILIZATION).unwrap();
         assert_eq!((only.mean(), only.implausible.len()), (None, 3));
     }

@@ -3,12 +3,15 @@
 
 use super::process::opened;
 use super::{FakeGpu, Harness, ReadingKind, Scenario, fake_gpus, of, with};
+use crate::nvml::polled_gpu::GpuCaller;
 use crate::nvml::process::{Clients, list};
 use crate::nvml::read;
 use crate::process_owner::ProcessOwnerReader;
+use crate::report::Reporter;
 use lab::scenario::{Clock, FakeProcess, ProcessSamples, Program, Value, process};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::Percent;
+use model::utilization::UtilizationSample;
 use model::{Absence, Reading};
 use nvml_wrapper::enum_wrappers::device::Sampling;
 use std::collections::BTreeMap;
@@ -21,12 +24,20 @@ const LATER: u64 = 50_000;
 
 /// SM use of each process in the lists of `seconds` seconds, without the first list.
 fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
+    played(gpu, seconds).0
+}
+
+/// The same, and the driver's own samples of utilisation that were reported to a subscriber.
+fn played(gpu: FakeGpu, seconds: u64) -> (Vec<BTreeMap<u32, Reading<Percent>>>, Vec<UtilizationSample>) {
     let clock = |second: u64| {
         let micros = Duration::from_micros(second * 1_000_000 + LATER);
         Clock { frozen_at_s: Some(micros.as_secs_f64()), origin_us: Some(ORIGIN), ..Clock::default() }
     };
     let mut harness = Harness::prepare(Scenario { clock: clock(0), ..of(vec![gpu]) });
-    let (mut polled, _heartbeat) = opened(harness.fake.library(), &harness.roots());
+    let (mut polled, heartbeat) = opened(harness.fake.library(), &harness.roots());
+    let (reporter, _queue) = Reporter::channel();
+    let subscription = reporter.utilization_series().unwrap();
+    polled.asker = GpuCaller::new(heartbeat, reporter, &polled.known);
     let (mut clients, mut owners) = (Clients::default(), ProcessOwnerReader::new(harness.roots()));
     let mut lists = Vec::new();
     for second in 1..=seconds {
@@ -46,7 +57,8 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
             lists.push(list.list.value().unwrap().iter().map(|process| (process.pid, process.sm)).collect());
         }
     }
-    lists.split_off(1)
+    let reported = subscription.take().samples;
+    (lists.split_off(1), reported.iter().flat_map(|part| part.samples.iter().copied()).collect())
 }
 
 /// The measured use of one process.
@@ -126,4 +138,16 @@ fn the_process_use_of_an_idle_gpu_is_not_read() {
         let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
         list.is_some_and(|list| list[0].sm.get().is_some_and(|percent| percent.0 > 25.0))
     });
+}
+
+#[test]
+fn a_subscriber_gets_each_of_the_drivers_samples_once_with_its_stamp() {
+    let (_, samples) = played(
+        FakeGpu { processes: Vec::new(), ..with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 40.0)]) },
+        20,
+    );
+    assert!(samples.windows(2).all(|pair| pair[0].stamp < pair[1].stamp), "no sample is reported twice: {samples:?}");
+    assert!(samples.iter().all(|sample| sample.percent == Percent(40.0)), "{samples:?}");
+    // Six a second; the first list begins a second before its time.
+    assert!((90..=120).contains(&samples.len()), "{} samples in 16 s", samples.len());
 }
