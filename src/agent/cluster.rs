@@ -16,6 +16,7 @@ use decide::agent_report::SharingStages;
 use model::id::NodeName;
 use model::pod::PodList;
 use model::view::NodeView;
+use model::workload_profile::WorkloadProfiles;
 use serve::lifecycle::{DrainFirst, Lifecycle, StartError};
 use sources::report::Reporter;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub(super) struct Cluster<'a> {
     pub lifecycle: &'a mut Lifecycle,
     pub reporter: &'a Reporter,
     pub view: &'a watch::Receiver<Arc<NodeView>>,
+    /// The newest profiles; `None` with `--workload-profiles=off`.
+    pub profiles: Option<watch::Receiver<Arc<WorkloadProfiles>>>,
     pub pods: &'a watch::Receiver<Option<Arc<PodList>>>,
     pub progress: &'a watch::Sender<Progress>,
 }

@@ -11,6 +11,7 @@
 //!   node_task event_log readiness   the task that holds the node's state; log lines about GPUs and pods; /readyz
 //!   servers reload                  the ports as tasks; settings that change on SIGHUP
 //!   incidents                       incidents of GPUs, kept over a restart
+//!   profile                         the thread `profile`: histories of GPUs and pods, and what follows from them
 //!   clear_incident release_command  commands of operators at the admin port (driver_release: the GPU driver)
 //!   clean clear                     commands of the program: clean-node, clear-incident
 //!   cluster                         tasks that only an agent in a cluster runs:
@@ -37,6 +38,7 @@ mod node_task;
 mod reload;
 mod servers;
 mod incidents;
+mod profile;
 mod guarding;
 mod sharing;
 mod prepare;
@@ -56,9 +58,11 @@ use listeners::Listeners;
 use model::id::NodeName;
 use model::pod::PodList;
 use model::view::NodeView;
+use model::workload_profile::WorkloadProfiles;
 use node_task::NodeTask;
 use ports::{Ports, admin};
 use prepare::{announce, connect, node_name, open_usage};
+use profile::Profiling;
 use readiness::{Progress, Readiness};
 use reload::{PortAccess, Reload};
 use serve::admin_access::{self, AdminAccess};
@@ -137,6 +141,8 @@ struct Agent {
     reporter: Reporter,
     /// The newest view of the node.
     view: watch::Receiver<Arc<NodeView>>,
+    /// The newest profiles; `None` with `--workload-profiles=off`.
+    profiles: Option<watch::Receiver<Arc<WorkloadProfiles>>>,
     /// The pods of the node; `None` before the first list.
     pods: watch::Receiver<Option<Arc<PodList>>>,
     /// The certificates of the ports, which SIGHUP reads again.
@@ -162,6 +168,7 @@ impl Agent {
         let threads =
             threads::open((&settings.sources, settings.standalone), (&name, &view_seen, &driver.0), &reporter, &stop)
                 .map_err(|(doing, error)| StartError::io(&doing, &error))?;
+        let profiling = Profiling::open(settings, &reporter, &view_seen, &stop);
         let readiness = Readiness::new(!settings.standalone);
         let (ready, ready_seen) = watch::channel(readiness.check());
         let (usage_broken, usage) = watch::channel(None);
@@ -196,6 +203,7 @@ impl Agent {
             lifecycle,
             reporter,
             view: view_seen.clone(),
+            profiles: profiling.profiles(),
             pods: pods_seen,
             certificates: ports.certificates(),
             replaced: replaced_seen,
@@ -206,14 +214,28 @@ impl Agent {
         agent.lifecycle.must_run("node", node.run(stop.clone()));
         agent.lifecycle.must_not_end("incidents", incidents.run(kept_seen, stop.clone()));
         agent.watch_sources(threads, settings.names.clone());
-        let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
+        let shown = Shown { view: view_seen, profiles: profiling.source(), ready: ready_seen, stop };
+        agent.lifecycle.must_run("profile", profiling.watch(shown.stop.clone()));
         let admin = admin(&ports, settings, telemetry, (clearing, driver));
-        agent.lifecycle.must_not_end("ports", servers::ports((ports.listeners, ports.http), admin, shown.clone()));
+        agent.serve(ports, admin, (usage_broken, watched), shown);
+        Ok(agent)
+    }
+
+    /// Starts the servers.
+    fn serve(
+        &mut self,
+        ports: Ports,
+        admin: serve::admin::Settings,
+        (usage_broken, progress): (watch::Sender<Option<Arc<str>>>, watch::Receiver<Progress>),
+        shown: Shown,
+    ) {
+        self.lifecycle.must_not_end("ports", servers::ports((ports.listeners, ports.http), admin, shown.clone()));
         match ports.usage {
-            Some(socket) => agent.lifecycle.must_not_end("usage", servers::usage(socket, usage_broken, watched, shown)),
+            Some(socket) => {
+                self.lifecycle.must_not_end("usage", servers::usage(socket, usage_broken, progress, shown));
+            }
             None => drop(usage_broken),
         }
-        Ok(agent)
     }
 
     /// Watches the threads of the sources, and starts the source of container names.
@@ -226,8 +248,8 @@ impl Agent {
     }
 
     fn cluster(&mut self) -> Cluster<'_> {
-        let Agent { lifecycle, reporter, view, pods, progress, .. } = self;
-        Cluster { lifecycle, reporter, view, pods, progress }
+        let Agent { lifecycle, reporter, view, profiles, pods, progress, .. } = self;
+        Cluster { lifecycle, reporter, view, profiles: profiles.clone(), pods, progress }
     }
 
     /// Runs until the agent must stop, then drains.

@@ -2,6 +2,7 @@
 
 use super::readiness::Progress;
 use crate::listeners::Listeners;
+use effects::api::history::ProfileSource;
 use effects::http;
 use model::view::NodeView;
 use serve::server::certificate::Certificates;
@@ -37,6 +38,8 @@ const STACK: usize = 1024 * 1024;
 pub(crate) struct Shown {
     /// The newest view.
     pub view: watch::Receiver<Arc<NodeView>>,
+    /// The profiles and the way to the histories; `None` with `--workload-profiles=off`.
+    pub profiles: Option<ProfileSource>,
     /// The answer of `/readyz`.
     pub ready: http::Readiness,
     /// Cancelled when the agent ends.
@@ -103,9 +106,9 @@ pub(crate) async fn http(
     loop {
         let now = settings.borrow_and_update().clone();
         let generation = shown.stop.child_token();
-        let serving =
-            http::serve(listener.try_clone()?, now, shown.view.clone(), shown.ready.clone(), generation.clone());
-        let mut serving = tokio::spawn(serving);
+        let (view, profiles, ready) = (shown.view.clone(), shown.profiles.clone(), shown.ready.clone());
+        let open = http::Shown { view, profiles, ready };
+        let mut serving = tokio::spawn(http::serve(listener.try_clone()?, now, open, generation.clone()));
         tokio::select! {
             ended = &mut serving => return ended.map_err(std::io::Error::other)?,
             Ok(()) = settings.changed() => generation.cancel(),

@@ -35,6 +35,8 @@ pub struct AgentSettings {
     pub drain_timeout: Duration,
     /// Keys of the pod labels to show.
     pub pod_labels: LabelKeys,
+    /// Whether the agent keeps histories of GPUs and pods and analyses them.
+    pub workload_profiles: bool,
     /// When a GPU is unhealthy, and when it recovers.
     pub health: HealthPolicy,
     /// What is read, and how often.

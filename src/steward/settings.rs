@@ -71,6 +71,7 @@ impl Reader<'_> {
         let state_dir = self.take("state-dir", value::path);
         let drain_timeout = self.take("drain-timeout", value::drain_timeout);
         let pod_labels = self.take("pod-labels", |text| value::unless_none(text, value::label_keys));
+        let workload_profiles = self.take("workload-profiles", value::switch);
         let health = self.health();
         let names = self.names();
         let sharing = self.sharing();
@@ -90,6 +91,7 @@ impl Reader<'_> {
             state_dir: state_dir?,
             drain_timeout: drain_timeout?,
             pod_labels: pod_labels?.unwrap_or_default(),
+            workload_profiles: workload_profiles?,
             health: health?,
             sources: sources?,
             names: names?,

@@ -186,6 +186,13 @@ pub(crate) const KEYS: &[Key] = &[
         "Keys of the pod labels to show in gpu_steward_pod_labels_info, at most 16: app.kubernetes.io/name,team",
     ),
     key(
+        Node,
+        "workload-profiles",
+        (SWITCH, "true"),
+        "Keep histories of GPUs and pods and analyse them: cycles, trends and forecasts. The long histories are in \
+         profile.db in the state directory; off costs less memory and CPU time",
+    ),
+    key(
         Gpu,
         "gpus",
         ("SOURCE", "nvml"),
