@@ -2,11 +2,17 @@
 //!
 //! ```text
 //!   ?namespace=  ?pod=  ?gpu=   each narrows the lists; a GPU is named by UUID or index
+//!
+//!   profile history             the profiles of loads, and the history of one series
+//!   subject                     which GPU or pod a name of a series stands for
 //! ```
 //!
 //! What must never happen here: a list longer than the bounds of the view allow.
 
 pub mod query;
+mod subject;
+pub mod profile;
+pub mod history;
 
 use model::gpu::UnidentifiedGpu;
 use model::id::PodUid;

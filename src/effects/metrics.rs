@@ -3,7 +3,7 @@
 //! ```text
 //!   counts input        counters of the program itself; the input of a scrape
 //!   number subject      values in base units; the labels of GPUs, pods and containers, escaped once
-//!   hardware gpu switch infiniband pod node plugin own    gpu_steward_*: base units, absent = no series
+//!   hardware gpu switch infiniband pod profile node plugin own    gpu_steward_*: base units, absent = no series
 //!   dcgm hami cadvisor  the names, labels and units of other programs
 //! ```
 //!
@@ -27,6 +27,7 @@ pub mod gpu;
 pub mod switch;
 pub mod infiniband;
 pub mod pod;
+pub mod profile;
 pub mod node;
 pub mod plugin;
 pub mod own;
@@ -83,15 +84,19 @@ fn write(sets: &[MetricSet], input: &MetricsInput<'_>, out: &mut Exposition<'_>)
                 gpu::write(input, &subjects, out);
                 switch::write(input.view, out);
                 infiniband::write(input.view, &subjects, out);
+                profile::write_gpus(input, &subjects, out);
                 pod::write(input.view, &subjects, out);
+                profile::write_pods(input, &subjects, out);
                 node::write(input, out);
                 plugin::write(input, out);
+                profile::write_recorder(input, out);
                 own::write(input, out);
             }
             MetricSet::Gpu => {
                 gpu::write(input, &subjects, out);
                 switch::write(input.view, out);
                 infiniband::write(input.view, &subjects, out);
+                profile::write_gpus(input, &subjects, out);
                 pod::write_shares(input.view, &subjects, out);
                 node::write_gpus(input.view, out);
             }
@@ -139,8 +144,8 @@ mod tests {
     }
 
     fn text(set: MetricSet, view: &NodeView, format: ExpositionFormat) -> String {
-        let own = ServerCounts::default();
-        let input = MetricsInput { view, now: NOW, own: &own, footprint: footprint() };
+        let (own, profiles) = (ServerCounts::default(), sample_view::profiles::small());
+        let input = MetricsInput { view, profiles: Some(&profiles), now: NOW, own: &own, footprint: footprint() };
         let mut out = Vec::new();
         render(&[set], &input, format, &mut out);
         String::from_utf8(out).unwrap()
@@ -261,9 +266,10 @@ mod tests {
         for (set, name) in ALL {
             let mut out = Vec::new();
             let mut exposition = Exposition::recording(&mut out);
+            let footprint = ProcessFootprint::default();
             write(
                 &[set],
-                &MetricsInput { view: &view, now: NOW, own: &own, footprint: ProcessFootprint::default() },
+                &MetricsInput { view: &view, profiles: None, now: NOW, own: &own, footprint },
                 &mut exposition,
             );
             all.extend(
@@ -368,7 +374,8 @@ mod tests {
             for _ in 0..20 {
                 out.clear();
                 let begun = std::time::Instant::now();
-                let input = MetricsInput { view: &view, now: NOW, own: &own, footprint: ProcessFootprint::default() };
+                let footprint = ProcessFootprint::default();
+                let input = MetricsInput { view: &view, profiles: None, now: NOW, own: &own, footprint };
                 render(sets, &input, ExpositionFormat::OpenMetrics, &mut out);
                 best = best.min(begun.elapsed());
             }

@@ -3,7 +3,8 @@
 //! The queries are from Grafana's dashboards 12239, 25617 and 21833 and from kube-prometheus's container rules. Each
 //! query must return one result for each object, and no sum may count anything twice.
 
-use crate::http::{self, MetricSets, Settings};
+use crate::api::history::ProfileSource;
+use crate::http::{self, MetricSets, Settings, Shown};
 use crate::sample_view;
 use lab::prometheus::{self, Prometheus};
 use model::view::NodeView;
@@ -13,7 +14,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 const GIB: f64 = 1_073_741_824.0;
@@ -31,12 +32,15 @@ fn node() -> Node {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = serve::server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    let (view, shown) = watch::channel(Arc::new(sample_view::small()));
+    let (view, view_shown) = watch::channel(Arc::new(sample_view::small()));
     let (ready, readiness) = watch::channel(Ok(()));
+    let profiles = watch::channel(Arc::new(sample_view::profiles::small())).1;
+    let source = ProfileSource { profiles, history: mpsc::channel(1).0 };
+    let shown = Shown { view: view_shown, profiles: Some(source), ready: readiness };
     let sets = MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
     let hosts = serve::caller::AllowedHosts::default();
     let settings = Settings { sets, api_token: None, hosts, certificates: None, clock: sample_view::clock };
-    runtime.spawn(http::serve(listener, settings, shown, readiness, CancellationToken::new()));
+    runtime.spawn(http::serve(listener, settings, shown, CancellationToken::new()));
     Node { address, view, _ready: ready, _runtime: runtime }
 }
 
@@ -120,6 +124,31 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
         Some(77.0 * GIB),
     ),
     (r"sum(gpu_steward_container_gpu_memory_used_bytes)", 1, Some(75.0 * GIB)),
+    // profiles of loads
+    (r#"gpu_steward_gpu_load_period_seconds{gpu="0", quantity="utilization"}"#, 1, Some(6.0)),
+    (r"gpu_steward_gpu_load_period_score > 0.5", 1, Some(0.75)),
+    (r"count by (verdict) (gpu_steward_gpu_load_verdict == 1)", 4, Some(4.0)),
+    (r#"gpu_steward_gpu_load_forecast_ratio{horizon="5m", quantile="0.95"}"#, 1, Some(0.95)),
+    (r#"gpu_steward_gpu_load_forecast_bytes{quantity="gpu_memory", quantile="0.5"}"#, 1, Some(40.0 * GIB)),
+    (r#"gpu_steward_gpu_load_forecast_watts{horizon="30s", quantile="0.05"}"#, 1, Some(500.0)),
+    (r#"gpu_steward_gpu_load_next_hour_maximum_ratio{quantile="0.9"}"#, 1, Some(0.99)),
+    (
+        r"gpu_steward_gpu_load_next_hour_maximum_bytes < on (gpu) gpu_steward_gpu_memory_total_bytes",
+        1,
+        Some(48.0 * GIB),
+    ),
+    (r"gpu_steward_gpu_load_next_hour_maximum_watts", 1, Some(650.0)),
+    (r#"gpu_steward_pod_load_period_seconds{exported_namespace="ml", exported_pod="train-0"}"#, 2, Some(66.5)),
+    (r#"gpu_steward_pod_load_forecast_bytes{quantity="memory", quantile="0.5"}"#, 1, Some(4.0 * GIB)),
+    (r#"gpu_steward_pod_load_next_hour_maximum_bytes{quantity="memory"}"#, 1, Some(6.0 * GIB)),
+    (r#"gpu_steward_pod_load_period_seconds{exported_pod="gone"}"#, 0, None),
+    (r"gpu_steward_profile_series", 1, Some(12.0)),
+    (r#"gpu_steward_left_out{what="profile_series"}"#, 1, Some(3.0)),
+    (r"gpu_steward_profile_memory_bytes + gpu_steward_profile_file_bytes", 1, Some(6.0 * MIB)),
+    (r"gpu_steward_profile_kept", 1, Some(1.0)),
+    (r"gpu_steward_profile_samples_missed_total", 1, Some(5.0)),
+    (r"gpu_steward_profile_analyses_total", 1, Some(77.0)),
+    (r"gpu_steward_profile_analysis_seconds_total", 1, Some(1.25)),
     // 21833
     (r#"{__name__=~"Device_memory_desc_of_container|Device_last_kernel_of_container"}"#, 0, None),
     (r#"vGPU_device_memory_limit_in_bytes{zone="vGPU", podname=~"train-0"}"#, 1, Some(48.0 * GIB)),
@@ -234,6 +263,7 @@ fn a_real_prometheus_answers_each_dashboard_query_once_and_drops_removed_pods() 
         ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "counter"),
         ("DCGM_FI_DEV_POWER_USAGE", "gauge"),
         ("gpu_steward_gpu_xids_total", "counter"),
+        ("gpu_steward_profile_analyses_total", "counter"),
     ] {
         assert_eq!(prometheus.kind(name), kind, "{name}, though Prometheus requests OpenMetrics first");
     }

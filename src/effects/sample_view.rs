@@ -1,5 +1,7 @@
 //! Node views for the tests of this crate: a small view with every kind of object, and large views.
 
+pub(crate) mod profiles;
+
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, RuntimeKind};
 use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::{

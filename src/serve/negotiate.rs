@@ -39,6 +39,22 @@ pub fn format(accept: &str, classic_is_better: bool) -> ExpositionFormat {
     }
 }
 
+/// Whether the client wants CSV and not JSON: its header names `text/csv`, with a larger weight than `application/json`.
+#[must_use]
+pub fn csv(accept: &str) -> bool {
+    let weight = |wanted: &str| accept.split(',').filter_map(|range| weight_of(range, wanted)).max().unwrap_or(0);
+    weight("text/csv") > weight("application/json")
+}
+
+/// The weight of a range that names exactly this type.
+fn weight_of(range: &str, wanted: &str) -> Option<u16> {
+    let mut parts = range.split(';');
+    parts.next().filter(|kind| kind.trim().eq_ignore_ascii_case(wanted))?;
+    let weights = parts.filter_map(|parameter| parameter.split_once('='));
+    let weight = weights.filter(|(name, _)| name.trim().eq_ignore_ascii_case("q")).last();
+    Some(weight.map_or(1000, |(_, value)| thousandths(value.trim())))
+}
+
 /// Whether the answer may be compressed with gzip.
 #[must_use]
 pub fn gzip(accept_encoding: &str) -> bool {
@@ -108,10 +124,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn csv_is_sent_only_to_a_client_that_names_it() {
+        for (accept, expected) in [
+            ("", false),
+            ("*/*", false),
+            ("text/*", false),
+            ("text/csv", true),
+            ("Text/CSV; charset=utf-8", true),
+            ("application/json, text/csv;q=0.5", false),
+            ("application/json;q=0.1, text/csv ; Q=0.5", true),
+            ("text/csv;q=0", false),
+        ] {
+            assert_eq!(csv(accept), expected, "{accept}");
+        }
+    }
+
     proptest::proptest! {
         #[test]
         fn no_accept_header_panics(header in ".*") {
-            let _ = (format(&header, false), format(&header, true), gzip(&header));
+            let _ = (format(&header, false), format(&header, true), gzip(&header), csv(&header));
         }
     }
 }

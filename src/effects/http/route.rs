@@ -1,7 +1,10 @@
 //! The paths of the metrics port: their answers, and which callers get an answer.
 
-use super::footprint;
+mod profiles;
+
 use super::settings::{Limits, Readiness, Settings};
+use super::{Shown, footprint};
+use crate::api::history::{MAX_QUESTIONS, ProfileSource};
 use crate::api::{self, ApiDocument, ApiFilter};
 use crate::metrics::{self, MetricSet, MetricsInput, ServerCounts};
 use hyper::body::Incoming;
@@ -22,10 +25,13 @@ use serve::server::HttpApplication;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// Answers with fewer bytes than this are not compressed, because the gzip header would cost more than it saves.
 const WORTH_COMPRESSING: usize = 1024;
+
+/// The type of the API's documents.
+const JSON: &str = "application/json";
 
 const INDEX: &str = "gpu-steward\n\n\
 /metrics            all enabled metrics, as Prometheus text\n\
@@ -37,6 +43,8 @@ const INDEX: &str = "gpu-steward\n\n\
 /api/v1/gpus        its GPUs       (?gpu=  ?namespace=  ?pod=)\n\
 /api/v1/pods        its pods       (?gpu=  ?namespace=  ?pod=)\n\
 /api/v1/processes   its processes  (?gpu=  ?namespace=  ?pod=)\n\
+/api/v1/profile     cycles, trends and forecasts of loads  (?subject=)\n\
+/api/v1/history     the values of one series  (?series=  ?from=  ?step=  ?format=)\n\
 /healthz            whether the program runs\n\
 /readyz             whether the program is ready, or why not\n";
 
@@ -47,6 +55,8 @@ enum Endpoint {
     Ready,
     Metrics(Vec<MetricSet>),
     Api(ApiDocument),
+    Profile,
+    History,
 }
 
 /// The state that all requests share.
@@ -56,6 +66,10 @@ pub(super) struct Routes {
     /// The callers that may use the API.
     api: Access,
     view: watch::Receiver<Arc<NodeView>>,
+    /// The profiles of loads; `None` if they are off.
+    profiles: Option<ProfileSource>,
+    /// Bounds the answers about histories, which take memory while they wait for the queue.
+    questions: Semaphore,
     ready: Readiness,
     queue: AnswerQueue,
     buffers: AnswerBuffers,
@@ -69,7 +83,7 @@ impl HttpApplication for Routes {
     /// The API answers every client that has the token. If no token is set, it answers only clients on this machine.
     fn access(&self, uri: &Uri) -> &Access {
         match self.endpoint(uri.path()) {
-            Some(Endpoint::Api(_)) => &self.api,
+            Some(Endpoint::Api(_) | Endpoint::Profile | Endpoint::History) => &self.api,
             _ => &Access::Everyone,
         }
     }
@@ -103,12 +117,7 @@ impl HttpApplication for Routes {
 }
 
 impl Routes {
-    pub(super) fn new(
-        settings: Settings,
-        view: watch::Receiver<Arc<NodeView>>,
-        ready: Readiness,
-        limits: Limits,
-    ) -> Routes {
+    pub(super) fn new(settings: Settings, shown: Shown, limits: Limits) -> Routes {
         let condition = match &settings.api_token {
             Some(secret) => {
                 Condition::Token(BearerToken { secret: Arc::clone(secret), opens: "the API", name: "token" })
@@ -120,7 +129,8 @@ impl Routes {
         let api = Access::Callers(settings.hosts.clone(), condition);
         let own = Arc::<ServerCounts>::default();
         let (queue, buffers) = (AnswerQueue::new(limits.answers), AnswerBuffers::counted(Arc::clone(&own.connections)));
-        Routes { settings, api, view, ready, queue, buffers, own }
+        let (Shown { view, profiles, ready }, questions) = (shown, Semaphore::new(MAX_QUESTIONS));
+        Routes { settings, api, view, profiles, questions, ready, queue, buffers, own }
     }
 
     fn endpoint(&self, path: &str) -> Option<Endpoint> {
@@ -150,6 +160,8 @@ impl Routes {
             "/api/v1/gpus" => Endpoint::Api(ApiDocument::Gpus),
             "/api/v1/pods" => Endpoint::Api(ApiDocument::Pods),
             "/api/v1/processes" => Endpoint::Api(ApiDocument::Processes),
+            "/api/v1/profile" => Endpoint::Profile,
+            "/api/v1/history" => Endpoint::History,
             _ => return None,
         })
     }
@@ -163,6 +175,8 @@ impl Routes {
             Endpoint::Metrics(sets) if request.method() == Method::HEAD => self.metrics_head(&sets, request.headers()),
             Endpoint::Metrics(sets) => self.metrics(&sets, request.headers(), ends.peer).await,
             Endpoint::Api(document) => self.api(document, request, ends.peer).await,
+            Endpoint::Profile => self.profile(request, ends.peer).await,
+            Endpoint::History => self.history(request, ends.peer).await,
         }
     }
 
@@ -214,7 +228,9 @@ impl Routes {
         let view = Arc::clone(&self.view.borrow());
         let now = (self.settings.clock)();
         let format = format(sets, headers);
-        let input = MetricsInput { view: &view, now, own: &self.own, footprint: footprint::read(now) };
+        let profiles = self.profiles.as_ref().map(ProfileSource::newest);
+        let (profiles, footprint) = (profiles.as_deref(), footprint::read(now));
+        let input = MetricsInput { view: &view, profiles, now, own: &self.own, footprint };
         metrics::render(sets, &input, format, &mut buffer.bytes);
         // A connection writes one answer at a step, however many requests it has sent.
         tokio::task::yield_now().await;
@@ -251,14 +267,17 @@ impl Routes {
         }
         let Some(mut buffer) = self.buffer(peer).await else { return self.too_many() };
         match api::render(document, &filter, &view, (self.settings.clock)(), &mut buffer.bytes) {
-            Ok(()) => {
-                let mut response = self.packed(buffer, request.headers());
-                set(&mut response, header::CONTENT_TYPE, "application/json");
-                set(&mut response, header::CACHE_CONTROL, "no-store");
-                response
-            }
+            Ok(()) => self.document(buffer, request.headers(), JSON),
             Err(error) => sentence(StatusCode::INTERNAL_SERVER_ERROR, &format!("cannot write JSON: {error}")),
         }
+    }
+
+    /// The buffer as a document of this type, which nobody may keep.
+    fn document(&self, buffer: AnswerBuffer, headers: &HeaderMap, kind: &'static str) -> Response<AnswerBody> {
+        let mut response = self.packed(buffer, headers);
+        set(&mut response, header::CONTENT_TYPE, kind);
+        set(&mut response, header::CACHE_CONTROL, "no-store");
+        response
     }
 
     /// The buffer as an answer, compressed if the client accepts gzip. Names and labels repeat, so even gzip's
@@ -367,8 +386,11 @@ mod tests {
             certificates: None,
             clock: crate::sample_view::clock,
         };
-        let view = watch::channel(Arc::new(crate::sample_view::small())).1;
-        let ready = watch::channel(Ok(())).1;
+        let shown = Shown {
+            view: watch::channel(Arc::new(crate::sample_view::small())).1,
+            profiles: None,
+            ready: watch::channel(Ok(())).1,
+        };
         let paths: Vec<&str> = INDEX.lines().filter_map(|line| line.split(' ').next()).collect();
         let paths = paths.into_iter().filter(|path| path.starts_with('/'));
         let (local, far) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]));
@@ -379,7 +401,7 @@ mod tests {
                 (Some("t"), local, Some(401)),
                 (Some("t"), far, Some(401)),
             ] {
-                let routes = Routes::new(settings(token), view.clone(), ready.clone(), Limits::default());
+                let routes = Routes::new(settings(token), shown.clone(), Limits::default());
                 let (uri, ends) = (path.parse().unwrap(), Ends { peer, local: IpAddr::from([10, 0, 0, 2]) });
                 let denial = routes.access(&uri).check(&uri, &HeaderMap::new(), ends).err();
                 let expected = expected.filter(|_| path.starts_with("/api/"));

@@ -5,7 +5,6 @@ use super::input::MetricsInput;
 use super::row::MetricRow;
 use model::Reading;
 use model::sample_value::SampleValue;
-use model::view::NodeView;
 use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use std::sync::atomic::Ordering;
 use wire::api::node::error_counter_word;
@@ -66,7 +65,7 @@ const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> Me
 pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     out.family(&BUILD);
     out.sample(&[MetricLabels::new().with("version", env!("CARGO_PKG_VERSION")).as_str()], SampleValue::Whole(1));
-    sampling(input.view, out);
+    sampling(input, out);
     pod_watch(input, out);
     out.family(&VIEW_AGE);
     out.sample(&[], SampleValue::Real(input.now.monotonic.since(input.view.now.monotonic).as_secs_f64()));
@@ -87,7 +86,8 @@ pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     }
 }
 
-fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
+fn sampling(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
+    let view = input.view;
     out.family(&TROUBLES);
     for (kind, count) in &view.troubles {
         out.sample(&[MetricLabels::new().with("kind", error_counter_word(*kind)).as_str()], SampleValue::Whole(*count));
@@ -98,12 +98,13 @@ fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
     out.sample(&[], SampleValue::Whole(view.deadlines_missed));
     out.family(&LEFT_OUT);
     let api_pods = view.pod_watch.as_ref().map(|watch| ("api_pods", watch.left_out));
+    let profiles = input.profiles.map(|profiles| ("profile_series", profiles.recorder.left_out));
     let known = [
         ("cgroups", view.cgroups_left_out),
         ("processes", view.processes_left_out),
         ("tallies", view.tallies_left_out),
     ];
-    for (what, count) in known.into_iter().chain(api_pods) {
+    for (what, count) in known.into_iter().chain(api_pods).chain(profiles) {
         out.sample(&[MetricLabels::new().with("what", what).as_str()], SampleValue::Whole(u64::from(count)));
     }
 }

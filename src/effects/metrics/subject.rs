@@ -65,6 +65,13 @@ impl<'a> LabelledSubjects<'a> {
         }
     }
 
+    /// The same labels, if the view has the GPU or MIG instance.
+    #[must_use]
+    pub fn shown_device(&self, device: &GpuUuid) -> Option<MetricLabels> {
+        let shown = self.indices.contains_key(device) || self.gpu_of_instance.contains_key(device);
+        shown.then(|| self.device(device))
+    }
+
     fn labels_of(&self, gpu: &GpuUuid, mig: Option<&GpuUuid>) -> MetricLabels {
         let labels = match self.indices.get(gpu) {
             Some(index) => MetricLabels::new().with("gpu", &index.to_string()),

@@ -7,13 +7,14 @@
 //! What must never happen here: a number for an answer that does not exist. It is `null`, or the item is missing.
 
 use super::head::ViewHeadJson;
+use super::pods::Each;
 use super::reading::ReadingAges;
 use crate::history_query::{SeriesName, SubjectName};
 use crate::timestamp;
 use model::workload_profile::{
     CyclePeriod, CycleVerdict, GpuJob, ProfiledQuantity, ProfiledSubject, RecorderState, WorkloadProfile,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +27,21 @@ pub struct ProfilesJson {
     pub profiles: Vec<ProfileJson>,
     /// What Alnair's annotations say of each requested GPU.
     pub jobs: Vec<GpuJobJson>,
+}
+
+/// Writes the same JSON as [`ProfilesJson`], and converts one profile at a time.
+#[derive(Debug)]
+pub struct ProfilesListing<'a> {
+    /// The head of the document.
+    pub view: ViewHeadJson,
+    /// The state of the recorder of histories.
+    pub recorder: RecorderJson,
+    /// The requested profiles.
+    pub profiles: Vec<&'a WorkloadProfile>,
+    /// What Alnair's annotations say of each requested GPU.
+    pub jobs: Vec<GpuJobJson>,
+    /// The time of the answer, for the ages.
+    pub ages: ReadingAges,
 }
 
 /// The profile of one quantity of one subject. The values are in the unit `unit`.
@@ -152,6 +168,19 @@ pub struct RecorderJson {
 }
 
 // === conversions ===
+
+impl Serialize for ProfilesListing<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut document = serializer.serialize_struct("Document", 4)?;
+        document.serialize_field("view", &self.view)?;
+        document.serialize_field("recorder", &self.recorder)?;
+        let each = Each(&self.profiles, |profile: &WorkloadProfile| ProfileJson::of(profile, self.ages));
+        document.serialize_field("profiles", &each)?;
+        document.serialize_field("jobs", &self.jobs)?;
+        document.end()
+    }
+}
 
 impl ProfileJson {
     /// One profile.

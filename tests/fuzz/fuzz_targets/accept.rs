@@ -14,5 +14,5 @@ mod negotiate;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|header: &str| {
-    let _ = (negotiate::format(header, false), negotiate::format(header, true), negotiate::gzip(header));
+    let _ = (negotiate::format(header, false), negotiate::format(header, true), negotiate::gzip(header), negotiate::csv(header));
 });

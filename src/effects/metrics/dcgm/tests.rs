@@ -21,7 +21,8 @@ fn text(sets: &[MetricSet], view: &NodeView) -> String {
     let footprint =
         ProcessFootprint { started_seconds: Reading::Measured(1.5e9, NOW.monotonic), ..ProcessFootprint::default() };
     let mut out = Vec::new();
-    render(sets, &MetricsInput { view, now: NOW, own: &own, footprint }, ExpositionFormat::OpenMetrics, &mut out);
+    let input = MetricsInput { view, profiles: None, now: NOW, own: &own, footprint };
+    render(sets, &input, ExpositionFormat::OpenMetrics, &mut out);
     String::from_utf8(out).unwrap()
 }
 
