@@ -1,7 +1,7 @@
 //! Parses the command line. It checks only the arguments, and of the host it reads only the environment.
 
 use crate::print_config::Output;
-use crate::profile;
+use crate::profiles;
 use crate::settings::layer::RawSettings;
 use crate::settings::removed::{self, Removed};
 use crate::settings::table::{KEYS, Key, Reader};
@@ -25,8 +25,8 @@ pub(crate) enum Command {
     Renamed(Box<Command>, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
-    /// Analyses measurements.
-    Profile(Box<profile::ProfileCommand>),
+    /// Show what is known of a load.
+    Profile(profiles::ProfileCommand),
     /// Finds out what is wrong.
     Doctor(Box<doctor::DoctorCommand>),
     /// Run as the child process that finds symbols for the agent's profiles.
@@ -119,7 +119,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
         }
         Some(("extender", sub)) => Ok(Command::Extender(raw(sub))),
         Some(("top", sub)) => Ok(Command::Top(top::Settings::read(sub))),
-        Some((profile::NAME, sub)) => profile::read(sub).map(|command| Command::Profile(Box::new(command))),
+        Some((profiles::NAME, sub)) => profiles::read(sub).map(Command::Profile),
         Some((doctor::NAME, sub)) => doctor::read(sub).map(|command| Command::Doctor(Box::new(command))),
         Some((pprof::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
@@ -188,7 +188,7 @@ pub(crate) fn command() -> clap::Command {
         .subcommand(clean_node())
         .subcommand(clear_incident())
         .subcommand(top::command())
-        .subcommand(profile::command())
+        .subcommand(profiles::command())
         .subcommand(doctor::command())
         .subcommand(with_settings(
             clap::Command::new("print-config")
@@ -363,10 +363,8 @@ mod tests {
     fn flags(line: &str) -> Result<RawSettings, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
             Ok(
-                Command::Top(_) | Command::Doctor(_) | Command::Profile(_) | Command::Symbolize | Command::Renamed(..),
-            ) => {
-                unreachable!("no test passes these commands")
-            }
+                Command::Top(_) | Command::Profile(_) | Command::Doctor(_) | Command::Symbolize | Command::Renamed(..),
+            ) => unreachable!("no test passes these commands"),
             Ok(
                 Command::Agent(raw)
                 | Command::CleanNode(raw, _)

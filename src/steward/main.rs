@@ -9,8 +9,8 @@
 //!   settings       flags, environment and file; settings/table.rs has each setting with its default
 //!   run_command    starts each command
 //!   print_config   the command print-config
-//!   top usage      the commands that show what an agent serves (`doctor` is a crate of its own)
-//!   profile        the command profile; the analysis is the crate `profile`
+//!   top usage profiles   the commands that show what an agent serves (`doctor` is a crate of its own)
+//!   agent_api      the client of the agent's JSON API
 //!   jemalloc       the memory allocator
 //! ```
 //!
@@ -20,9 +20,10 @@
 mod jemalloc;
 mod settings;
 mod print_config;
-mod profile;
+mod agent_api;
 mod top;
 mod usage;
+mod profiles;
 mod args;
 mod run_command;
 

@@ -4,7 +4,7 @@ use crate::args::Command;
 use crate::settings::layer::{Problem, RawSettings};
 use crate::settings::removed::IgnoredSetting;
 use crate::settings::{self, reload};
-use crate::{print_config, profile, top, usage};
+use crate::{print_config, profiles, top, usage};
 use serve::exit::Exit;
 use serve::log::level::Verbosity;
 use serve::log::{self, LogFormat, Telemetry};
@@ -63,7 +63,7 @@ pub(crate) fn run(command: Command) -> Exit {
         }),
         Command::Usage(raw, options) => usage::run(&raw, options),
         Command::Top(settings) => Ok(watch(&settings)),
-        Command::Profile(command) => Ok(profile::run(&command)),
+        Command::Profile(command) => Ok(profiles::run(&command)),
         Command::Doctor(command) => Ok(doctor::run(&command)),
         // The parent process sees from the exit code that there is no answer, and reports this.
         Command::Symbolize => Ok(pprof::run_child().map_or(Exit::Failure, |()| Exit::Ok)),

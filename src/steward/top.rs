@@ -1,21 +1,21 @@
 //! `gpu-steward top` shows one node in the terminal. It is a client of the agent's JSON API and reads nothing else.
 //!
 //! ```text
-//!   settings ─▶ fetch ──Snapshot──▶ state ◀──Key── screen
-//!                                     │
-//!             gpus pods processes ◀──┴──▶ draw ─▶ screen | frame (plain text) | JSON
+//!   settings ─▶ agent_api ──Snapshot──▶ state ◀──Key── screen
+//!                                         │
+//!             gpus load pods processes ◀──┴──▶ draw ─▶ screen | frame (plain text) | JSON
 //! ```
 //!
 //! What must never happen here: a reading of the machine (the agent does this), a frame that depends on anything but
 //! the state, an exit that does not restore the terminal.
 
 mod settings;
-mod fetch;
-mod show;
+pub(crate) mod show;
 mod table;
 mod pods;
 mod processes;
 mod gpus;
+mod load;
 mod key;
 #[cfg(test)]
 mod stage;
@@ -27,7 +27,7 @@ mod screen;
 
 pub(crate) use settings::{Settings, command};
 
-use fetch::{Agent, FetchError};
+use crate::agent_api::{Agent, FetchError};
 use look::Look;
 use screen::ScreenError;
 use serve::exit::Exit;
@@ -71,7 +71,7 @@ impl TopError {
 /// # Errors
 /// [`TopError`]; its text says what failed and what to do.
 pub(crate) fn run(settings: &Settings) -> Result<(), TopError> {
-    let agent = Agent::new(&settings.url, settings.token_file.as_ref(), settings.ca_file.as_ref())?;
+    let agent = settings.agent.agent()?;
     let terminal = io::stdout().is_terminal() && io::stdin().is_terminal() && variable("TERM") != "dumb";
     if settings.json || settings.once || !terminal {
         return print(&agent, settings);

@@ -18,9 +18,9 @@ use wire::history_query::HistoryQuestion;
 
 /// Upper bound on the questions under way. One person asks one at a time. An answer has at most 128 KiB, so eight take 1 MiB.
 pub const MAX_QUESTIONS: usize = 8;
-/// How long a question waits for its answer. The thread answers in milliseconds. If a full disk stops it, the client
-/// learns this before the usual limit of 10 s of HTTP clients.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// How long a question waits for its answer. The thread answers in milliseconds. If a full disk stops it, the client learns
+/// this before `gpu-steward profile history` gives up after 5 s.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
 
 /// A question to the thread that keeps the histories.
 #[derive(Debug)]

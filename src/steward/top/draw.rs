@@ -36,7 +36,7 @@ const HELP: &str = " 1 2 3 4   overview, GPUs, pods, processes        Tab  next 
 
  –         could not be read; never zero. The line at the bottom says why
  *         read more than 10 s ago; the line at the bottom says when
- GPU       index of each GPU; 2:0 is the MIG instance 0 of GPU 2
+ GPU       index; 2:0 is MIG instance 0 of GPU 2. PERIOD: of the cycles of LOAD
  GPU%      GPU: time with a kernel running. Pod, process: share of the SMs
  GPUMEM    device memory held by the processes of a pod, or by one process
  GPUCLAIM  device memory that the containers of a pod claim

@@ -1,5 +1,6 @@
 //! GPUs: one line each for the overview, and the tree of the pods and processes on them.
 
+use crate::top::load::Load;
 use crate::top::pods::{number, pod_name, sum};
 use crate::top::processes::owner_name;
 use crate::top::show::{Cells, bar, bytes, cores, percent, share};
@@ -14,9 +15,13 @@ use wire::api::processes::ProcessJson;
 
 /// Screens with at least this many columns have long bars.
 const WIDE: u16 = 132;
+/// Screens with at least this many columns show the period of a load. The longest word of HEALTH still fits.
+const WITH_PERIOD: u16 = 140;
+/// Screens with at least this many columns show the last values of a load. The longest word of HEALTH still fits.
+const WITH_LOAD: u16 = 182;
 
 /// Columns of [`lines`] on a screen of `width`.
-pub(crate) fn line_columns(width: u16) -> [Column; 8] {
+pub(crate) fn line_columns(width: u16) -> [Column; 10] {
     let wide = width >= WIDE;
     [
         left("GPU", 4, 0),
@@ -27,6 +32,8 @@ pub(crate) fn line_columns(width: u16) -> [Column; 8] {
         right("TEMP", 4, 0),
         right("SM CLOCK", 8, WIDE),
         if wide { fill("HEALTH") } else { left("HEALTH", 9, 0) },
+        right("PERIOD", 8, WITH_PERIOD),
+        left("LOAD", 40, WITH_LOAD),
     ]
 }
 
@@ -49,7 +56,13 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
         cells.reading("temperature", &gpu.readings.temperature_celsius, |it| format!("{it}C"));
         cells.reading("clock", &gpu.readings.clock_sm_hertz, |it| format!("{} MHz", it / 1_000_000));
         cells.text(&gpu.health);
-        let children = gpu.instances().iter().map(|mig| instance_line(gpu, mig, util, memory)).collect();
+        load_cells(&mut cells, snapshot, &gpu.uuid);
+        let instance = |mig: &MigInstanceJson| {
+            let mut row = instance_line(gpu, mig, util, memory);
+            load_cells(row.cells.blank().blank().blank().blank(), snapshot, &row.id);
+            row
+        };
+        let children = gpu.instances().iter().map(instance).collect();
         Row { id: gpu.uuid.clone(), name: gpu_name(gpu), cells, head: true, children, ..Row::default() }
     };
     snapshot.gpus.gpus.iter().map(line).chain(snapshot.gpus.gpus_unidentified.iter().map(nameless)).collect()
@@ -72,6 +85,12 @@ fn instance_line(gpu: &GpuJson, mig: &MigInstanceJson, util: u16, memory: u16) -
     cells.text(format!("{}{used:>5}", bar(mig.gpm.sm_active.value().copied(), util)));
     memory_cell(&mut cells, &mig.memory_used_bytes, &mig.memory_total_bytes, memory);
     Row { id: mig.uuid.clone(), name: format!("MIG {}", mig.uuid), cells, head: true, ..Row::default() }
+}
+
+/// Period and last values of the device with this UUID.
+fn load_cells(cells: &mut Cells, snapshot: &Snapshot, uuid: &str) {
+    let load = Load::of(snapshot, uuid);
+    cells.text(load.period.as_str()).text(load.line());
 }
 
 fn memory_cell(cells: &mut Cells, used: &ReadingJson<u64>, total: &ReadingJson<u64>, width: u16) {
@@ -117,7 +136,8 @@ struct Seen<'a> {
 
 fn row(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
     let mut cells = Cells::default();
-    cells.text(format!("{} {}, {}", gpu.index, model(gpu), gpu.health)).text(gpu.index.to_string());
+    let load = Load::of(seen.snapshot, &gpu.uuid).beside_name();
+    cells.text(format!("{} {}, {}{load}", gpu.index, model(gpu), gpu.health)).text(gpu.index.to_string());
     cells.reading("use", &gpu.readings.utilization_ratio, percent);
     cells.reading("memory", &gpu.readings.memory_used_bytes, |it| bytes(*it));
     cells.blank().blank().blank();

@@ -7,8 +7,8 @@
 //!
 //! The terminal is restored on every exit: the normal end, an error, a signal, a panic.
 
+use crate::agent_api::{Agent, FetchError};
 use crate::top::draw::draw;
-use crate::top::fetch::{Agent, FetchError};
 use crate::top::key::Key;
 use crate::top::look::Look;
 use crate::top::state::{Input, State};

@@ -1,11 +1,9 @@
 //! Settings and command line of `gpu-steward top`.
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use std::path::PathBuf;
+use crate::agent_api::arguments::{AgentAddress, arguments};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::time::Duration;
 
-/// Default address of an agent.
-const URL: &str = "http://127.0.0.1:9410";
 /// Shortest interval in seconds. An agent makes a view each second by default, and more often if its settings say so.
 const MIN_INTERVAL: f64 = 0.2;
 /// Longest interval in seconds: one hour.
@@ -18,12 +16,8 @@ A value that could not be read is shown as – and the line at the bottom says w
 /// Settings of `top`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// The address of the agent.
-    pub(crate) url: String,
-    /// File with a bearer token, for an agent that requires a token.
-    pub(crate) token_file: Option<PathBuf>,
-    /// File with the certificates that are trusted, for an agent that serves HTTPS.
-    pub(crate) ca_file: Option<PathBuf>,
+    /// Where the agent listens.
+    pub(crate) agent: AgentAddress,
     /// Time between two fetches.
     pub(crate) interval: Duration,
     /// Prints one frame as plain text and ends.
@@ -37,17 +31,7 @@ pub(crate) fn command() -> Command {
     Command::new("top")
         .about("Watch this node's GPUs, pods and processes in the terminal")
         .after_help(NOTES)
-        .arg(Arg::new("url").long("url").value_name("URL").default_value(URL).help("Where the agent listens"))
-        .arg(
-            Arg::new("token-file")
-                .long("token-file")
-                .value_name("PATH")
-                .value_parser(value_parser!(PathBuf))
-                .help("File with a bearer token, for an agent that needs one (--api-token-file)"),
-        )
-        .arg(Arg::new("ca-file").long("ca-file").value_name("PATH").value_parser(value_parser!(PathBuf)).help(
-            "File (PEM) with the authority of the agent's certificate, for an agent that serves HTTPS (--tls-cert)",
-        ))
+        .args(arguments())
         .arg(
             Arg::new("interval")
                 .long("interval")
@@ -84,9 +68,7 @@ impl Settings {
     /// Reads the settings from matches of [`command`].
     pub(crate) fn read(matches: &ArgMatches) -> Settings {
         Settings {
-            url: matches.get_one::<String>("url").cloned().unwrap_or_else(|| URL.to_owned()),
-            token_file: matches.get_one::<PathBuf>("token-file").cloned(),
-            ca_file: matches.get_one::<PathBuf>("ca-file").cloned(),
+            agent: AgentAddress::read(matches),
             interval: matches.get_one::<Duration>("interval").copied().unwrap_or(Duration::from_secs(1)),
             once: matches.get_flag("once"),
             json: matches.get_one::<String>("output").is_some_and(|format| format == "json"),
@@ -97,6 +79,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent_api::arguments::URL;
 
     fn read(line: &str) -> Result<Settings, String> {
         let matches = command().try_get_matches_from(line.split(' ')).map_err(|error| error.to_string())?;
@@ -106,7 +89,8 @@ mod tests {
     #[test]
     fn settings_that_are_not_given_have_defaults() {
         let settings = read("top").unwrap();
-        assert_eq!((settings.url.as_str(), settings.interval, settings.once), (URL, Duration::from_secs(1), false));
+        let url = settings.agent.url.as_str();
+        assert_eq!((url, settings.interval, settings.once), (URL, Duration::from_secs(1), false));
         assert!(read("top -o json").unwrap().json);
         assert_eq!(read("top --interval 2.5s").unwrap().interval, Duration::from_millis(2500));
     }

@@ -1,6 +1,8 @@
 //! A test node for `top`. It is a [`NodeView`], converted by the API's own code, so the snapshot is the same as an
 //! agent's answer.
 
+mod load;
+
 use crate::top::state::{Input, State};
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Qos, RuntimeKind};
 use model::gpu::{GpmSample, Gpu, GpuSample, MigInstance, MigSample};
@@ -304,6 +306,7 @@ pub(crate) fn snapshot() -> Snapshot {
     Snapshot {
         node: node::NodeJson::of(&view, NOW),
         gpus: serde_json::from_value(serde_json::to_value(gpus).unwrap()).unwrap(),
+        profile: Some(load::profiles(head.clone())),
         pods: pods::PodsJson {
             view: head,
             left_out: 0,

@@ -1,4 +1,4 @@
-//! `gpu-steward profile`: whether a series of measurements repeats, where it goes and what it will need.
+//! `gpu-steward profile csv`: whether a series of measurements repeats, where it goes and what it will need.
 //!
 //! ```text
 //!   file or stdin ──profile::csv──▶ answers ──people | json──▶ stdout     ──svg | png──▶ a file
@@ -17,9 +17,8 @@ use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The name of the command, and that of its only subcommand.
-pub(crate) const NAME: &str = "profile";
-const CSV: &str = "csv";
+/// The name of the subcommand.
+pub(super) const NAME: &str = "csv";
 /// The file name that stands for standard input.
 const STDIN: &str = "-";
 /// Files from this size on take more than a second, and have a progress bar.
@@ -64,7 +63,7 @@ enum Output {
 
 /// A parsed command.
 #[derive(Clone, Debug)]
-pub(crate) struct ProfileCommand {
+pub(crate) struct CsvCommand {
     file: PathBuf,
     choices: Choices,
     plot: Option<PathBuf>,
@@ -84,17 +83,8 @@ enum Failure {
     Write { file: PathBuf, source: io::Error },
 }
 
-/// The definition of the command.
-pub(crate) fn command() -> Command {
-    Command::new(NAME)
-        .about("Find periods, trends and forecasts of measurements")
-        .subcommand_required(true)
-        .arg_required_else_help(true)
-        .disable_help_subcommand(true)
-        .subcommand(csv())
-}
-
-fn csv() -> Command {
+/// The definition of the subcommand.
+pub(super) fn command() -> Command {
     let column = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("COLUMN").help(help);
     let file = Arg::new("file")
         .value_name("FILE")
@@ -121,7 +111,7 @@ fn csv() -> Command {
         .value_parser(value_parser!(Output))
         .default_value("text")
         .help("text, or json (one document)");
-    Command::new(CSV)
+    Command::new(NAME)
         .about("Analyse a column of a CSV file")
         .long_about(LONG)
         .after_help(EXAMPLES)
@@ -154,38 +144,32 @@ fn extension(path: &Path) -> Option<&str> {
     path.extension().and_then(|extension| extension.to_str())
 }
 
-/// Reads matches of [`command`].
-///
-/// # Errors
-/// Without a subcommand, which clap itself does not let through.
-pub(crate) fn read(matches: &ArgMatches) -> Result<ProfileCommand, clap::Error> {
-    let missing = || clap::Error::new(clap::error::ErrorKind::MissingSubcommand);
-    let Some((CSV, sub)) = matches.subcommand() else { return Err(missing()) };
-    let column = |name: &str| sub.get_one::<String>(name).cloned();
-    let plot = sub.get_one::<PathBuf>("plot").cloned();
-    let choices = Choices {
-        value: column("value"),
-        time: column("time"),
-        group: column("group"),
-        step: sub.get_one("step").copied(),
-        horizons: sub.get_one("horizon").cloned().unwrap_or_default(),
-        picture: plot.is_some(),
-    };
-    Ok(ProfileCommand {
-        file: sub.get_one::<PathBuf>("file").cloned().ok_or_else(missing)?,
-        choices,
-        plot,
-        output: sub.get_one("output").copied().unwrap_or(Output::Text),
-    })
+impl CsvCommand {
+    /// Reads matches of [`command`].
+    pub(super) fn read(matches: &ArgMatches) -> CsvCommand {
+        let column = |name: &str| matches.get_one::<String>(name).cloned();
+        let plot = matches.get_one::<PathBuf>("plot").cloned();
+        let choices = Choices {
+            value: column("value"),
+            time: column("time"),
+            group: column("group"),
+            step: matches.get_one("step").copied(),
+            horizons: matches.get_one("horizon").cloned().unwrap_or_default(),
+            picture: plot.is_some(),
+        };
+        // clap requires the file.
+        let file = matches.get_one::<PathBuf>("file").cloned().unwrap_or_else(|| STDIN.into());
+        CsvCommand { file, choices, plot, output: matches.get_one("output").copied().unwrap_or(Output::Text) }
+    }
 }
 
 /// Runs the command.
-pub(crate) fn run(command: &ProfileCommand) -> Exit {
+pub(super) fn run(command: &CsvCommand) -> Exit {
     analyse(command).map_or_else(|failure| end(&failure), |()| Exit::Ok)
 }
 
-fn analyse(command: &ProfileCommand) -> Result<(), Failure> {
-    let ProfileCommand { file, choices, plot, output } = command;
+fn analyse(command: &CsvCommand) -> Result<(), Failure> {
+    let CsvCommand { file, choices, plot, output } = command;
     let input = open(file)?;
     let profile = profile::csv(input, choices).map_err(|source| Failure::Csv { file: file.clone(), source })?;
     if let Some(path) = plot {
@@ -275,30 +259,29 @@ mod tests {
     use super::*;
     use clap::error::ErrorKind;
 
-    fn parsed(line: &str) -> Result<ProfileCommand, ErrorKind> {
+    fn parsed(line: &str) -> Result<CsvCommand, ErrorKind> {
         let matches = command().try_get_matches_from(line.split(' ')).map_err(|error| error.kind())?;
-        read(&matches).map_err(|error| error.kind())
+        Ok(CsvCommand::read(&matches))
     }
 
     #[test]
     fn flags_are_read() {
         command().debug_assert();
         let line =
-            "profile csv - --value power --time none --group gpu --step 30s --horizon 5m,1h --plot a/b.png -o json";
-        let ProfileCommand { file, choices, plot, output } = parsed(line).unwrap();
+            "csv - --value power --time none --group gpu --step 30s --horizon 5m,1h --plot a/b.png -o json";
+        let CsvCommand { file, choices, plot, output } = parsed(line).unwrap();
         assert_eq!((file, plot, output), (STDIN.into(), Some("a/b.png".into()), Output::Json));
         let names = [choices.value, choices.time, choices.group].map(Option::unwrap_or_default);
         assert_eq!(names, ["power", "none", "gpu"].map(str::to_owned));
         assert_eq!((choices.step, choices.picture), (Some(Duration::from_secs(30)), true));
         assert_eq!(choices.horizons, [Duration::from_secs(300), Duration::from_secs(3600)]);
         for (line, kind) in [
-            ("profile", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
-            ("profile csv", ErrorKind::MissingRequiredArgument),
-            ("profile csv f --step 0s", ErrorKind::ValueValidation),
-            ("profile csv f --step 5", ErrorKind::ValueValidation),
-            ("profile csv f --horizon 1h,,2h", ErrorKind::ValueValidation),
-            ("profile csv f --plot f.jpg", ErrorKind::ValueValidation),
-            ("profile csv f -o yaml", ErrorKind::InvalidValue),
+            ("csv", ErrorKind::MissingRequiredArgument),
+            ("csv f --step 0s", ErrorKind::ValueValidation),
+            ("csv f --step 5", ErrorKind::ValueValidation),
+            ("csv f --horizon 1h,,2h", ErrorKind::ValueValidation),
+            ("csv f --plot f.jpg", ErrorKind::ValueValidation),
+            ("csv f -o yaml", ErrorKind::InvalidValue),
         ] {
             assert_eq!(parsed(line).err(), Some(kind), "{line}");
         }

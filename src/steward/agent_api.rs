@@ -1,15 +1,21 @@
-//! Fetches the snapshot from the agent. This is the only part of `top` that uses HTTP.
+//! The client of the agent's JSON API, for `top` and `profile history`. This is the only part of these commands that uses
+//! HTTP.
+//!
+//! What must never happen here: an endless wait, an answer without a limit on its size.
+
+pub(crate) mod arguments;
 
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper::{Method, Request, StatusCode, Uri};
+use hyper::client::conn::http1::{self, Connection, SendRequest};
+use hyper::{Method, Request, StatusCode, Uri, header};
 use hyper_util::rt::TokioIo;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +35,7 @@ const MAX_RESPONSE: usize = 64 << 20;
 /// Maximum bytes of a refusal that are shown. The agent sends one sentence.
 const MAX_REFUSAL: usize = 400;
 
-/// The reason why there is no snapshot.
+/// The reason why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
     #[error("{url:?} is not the address of an agent: it must look like http://127.0.0.1:9410 or https://node-a:9410")]
@@ -37,7 +43,7 @@ pub(crate) enum FetchError {
     #[error("cannot read the token file {path:?}: {source}")]
     Token { path: PathBuf, source: std::io::Error },
     #[error(
-        "{url}: top trusts only the certificates that you name: give --ca-file with the file (PEM) of the authority that signed the agent's --tls-cert, or of that certificate itself"
+        "{url}: only certificates that you name are trusted: give --ca-file with the file (PEM) of the authority that signed the agent's --tls-cert, or of that certificate itself"
     )]
     Untrusted { url: String },
     #[error("{url}: --ca-file is for agents that serve HTTPS: write https://")]
@@ -60,8 +66,8 @@ pub(crate) enum FetchError {
     Body { url: String, path: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("GET {url}{path}: refused: {why} (--token-file names the file of a token)")]
     Refused { url: String, path: &'static str, why: String },
-    #[error("GET {url}{path}: answered {status}; is this a gpu-steward agent?")]
-    Status { url: String, path: &'static str, status: StatusCode },
+    #[error("GET {url}{path}: answered {status}{reason}", reason = FetchError::reason(why))]
+    Status { url: String, path: &'static str, status: StatusCode, why: String },
     #[error("GET {url}{path}: the answer cannot be read ({source}); is this a gpu-steward agent of this version?")]
     Answer { url: String, path: &'static str, source: serde_json::Error },
 }
@@ -77,11 +83,17 @@ impl FetchError {
         }
     }
 
+    /// The agent's sentence. Another program may have none.
+    fn reason(why: &str) -> String {
+        if why.is_empty() { "; is this a gpu-steward agent?".to_owned() } else { format!(": {why}") }
+    }
+
     /// Whether the user's arguments are wrong, not the connection or the answer.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(
             self,
-            FetchError::Url { .. }
+            FetchError::Status { status: StatusCode::BAD_REQUEST, .. }
+                | FetchError::Url { .. }
                 | FetchError::Token { .. }
                 | FetchError::Untrusted { .. }
                 | FetchError::NeedlessCa { .. }
@@ -100,6 +112,22 @@ pub(crate) struct Agent {
     token: Option<String>,
     /// With HTTPS: the trusted certificates, and the name that the agent's certificate must have.
     tls: Option<(TlsConnector, ServerName<'static>)>,
+}
+
+type Sender = SendRequest<Empty<Bytes>>;
+type HttpConnection = Connection<TokioIo<Box<dyn Stream>>, Empty<Bytes>>;
+
+/// A connection to the agent, with or without TLS.
+trait Stream: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Stream for T {}
+
+/// One response.
+struct Answer {
+    status: StatusCode,
+    body: Bytes,
+    /// Whether the body is text for people.
+    sentence: bool,
 }
 
 // === impl Agent ===
@@ -133,75 +161,96 @@ impl Agent {
         Ok(Agent { url: url.trim_end_matches('/').to_owned(), authority, token, tls })
     }
 
-    /// Fetches all four documents over one connection.
+    /// Fetches the documents that `top` shows, over one connection.
     pub(crate) async fn fetch(&self) -> Result<Snapshot, FetchError> {
+        let (mut sender, connection) = self.connect().await?;
+        let requests = async {
+            let node = self.get(&mut sender, ("/api/v1/node", "")).await?;
+            let gpus = self.get(&mut sender, ("/api/v1/gpus", "")).await?;
+            let pods = self.get(&mut sender, ("/api/v1/pods", "")).await?;
+            let processes = self.get(&mut sender, ("/api/v1/processes", "")).await?;
+            let profile = match self.get(&mut sender, ("/api/v1/profile", "subject=gpu")).await {
+                // The agent answers like this where profiles are off.
+                Err(FetchError::Status { status: StatusCode::NOT_FOUND, .. }) => None,
+                profile => Some(profile?),
+            };
+            Ok(Snapshot { node, gpus, pods, processes, profile })
+        };
+        self.together(requests, connection).await
+    }
+
+    /// Fetches one document. The query is the text after `?`.
+    pub(crate) async fn document<T: DeserializeOwned>(&self, path: &'static str, query: &str) -> Result<T, FetchError> {
+        let (mut sender, connection) = self.connect().await?;
+        self.together(self.get(&mut sender, (path, query)), connection).await
+    }
+
+    async fn connect(&self) -> Result<(Sender, HttpConnection), FetchError> {
+        let http = |source| FetchError::Http { url: self.url.clone(), path: "/", source };
+        http1::handshake(TokioIo::new(self.stream().await?)).await.map_err(http)
+    }
+
+    async fn stream(&self) -> Result<Box<dyn Stream>, FetchError> {
         let connect = |source| FetchError::Connect { url: self.url.clone(), source };
         let stream = match timeout(TIMEOUT, TcpStream::connect(&self.authority)).await {
             Ok(stream) => stream.map_err(connect)?,
             Err(_) => return Err(connect(std::io::ErrorKind::TimedOut.into())),
         };
-        let Some((connector, name)) = &self.tls else { return self.fetch_over(stream).await };
+        let Some((connector, name)) = &self.tls else { return Ok(Box::new(stream)) };
         let tls = |source| FetchError::Tls { url: self.url.clone(), source };
         match timeout(TIMEOUT, connector.connect(name.clone(), stream)).await {
-            Ok(stream) => self.fetch_over(stream.map_err(tls)?).await,
+            Ok(stream) => Ok(Box::new(stream.map_err(tls)?)),
             Err(_) => Err(tls(std::io::ErrorKind::TimedOut.into())),
         }
     }
 
-    async fn fetch_over(&self, stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Snapshot, FetchError> {
-        let http = |source| FetchError::Http { url: self.url.clone(), path: "/", source };
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
-        let requests = async {
-            Ok(Snapshot {
-                node: self.get(&mut sender, "/api/v1/node").await?,
-                gpus: self.get(&mut sender, "/api/v1/gpus").await?,
-                pods: self.get(&mut sender, "/api/v1/pods").await?,
-                processes: self.get(&mut sender, "/api/v1/processes").await?,
-            })
-        };
-        // The connection is polled together with the requests and dropped with them, so no task outlives a fetch.
+    /// The connection is polled together with the requests and dropped with them, so no task outlives a fetch.
+    async fn together<T>(
+        &self,
+        requests: impl Future<Output = Result<T, FetchError>>,
+        connection: HttpConnection,
+    ) -> Result<T, FetchError> {
         tokio::pin!(requests);
         tokio::select! {
             responses = &mut requests => responses,
             ended = connection => match ended {
                 // The connection closed after the last response was read into memory, so the requests can still finish.
                 Ok(()) => requests.await,
-                Err(source) => Err(http(source)),
+                Err(source) => Err(FetchError::Http { url: self.url.clone(), path: "/", source }),
             },
         }
     }
 
+    /// The answer about a path with a query, which may be empty.
     async fn get<T: DeserializeOwned>(
         &self,
-        sender: &mut SendRequest<Empty<Bytes>>,
-        path: &'static str,
+        sender: &mut Sender,
+        (path, query): (&'static str, &str),
     ) -> Result<T, FetchError> {
         let url = || self.url.clone();
-        let Ok(response) = timeout(TIMEOUT, self.send(sender, path)).await else {
+        let Ok(response) = timeout(TIMEOUT, self.send(sender, (path, query))).await else {
             return Err(FetchError::Slow { url: url(), path });
         };
-        let (status, body) = response?;
+        let Answer { status, body, sentence } = response?;
         match status {
             StatusCode::OK => {
                 serde_json::from_slice(&body).map_err(|source| FetchError::Answer { url: url(), path, source })
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let text = String::from_utf8_lossy(&body[..body.len().min(MAX_REFUSAL)]).into_owned();
-                let why = text.trim().chars().filter(|c| !c.is_control()).collect();
-                Err(FetchError::Refused { url: url(), path, why })
+                Err(FetchError::Refused { url: url(), path, why: shown(&body) })
             }
-            status => Err(FetchError::Status { url: url(), path, status }),
+            status => {
+                let why = if sentence { shown(&body) } else { String::new() };
+                Err(FetchError::Status { url: url(), path, status, why })
+            }
         }
     }
 
-    async fn send(
-        &self,
-        sender: &mut SendRequest<Empty<Bytes>>,
-        path: &'static str,
-    ) -> Result<(StatusCode, Bytes), FetchError> {
+    async fn send(&self, sender: &mut Sender, (path, query): (&'static str, &str)) -> Result<Answer, FetchError> {
         let http = |source| FetchError::Http { url: self.url.clone(), path, source };
         let body = |source| FetchError::Body { url: self.url.clone(), path, source };
-        let mut request = Request::builder().method(Method::GET).uri(path).header("host", &self.authority);
+        let target = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
+        let mut request = Request::builder().method(Method::GET).uri(target).header("host", &self.authority);
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
@@ -209,9 +258,17 @@ impl Agent {
         sender.ready().await.map_err(http)?;
         let response = sender.send_request(request).await.map_err(http)?;
         let status = response.status();
-        let bytes = Limited::new(response.into_body(), MAX_RESPONSE).collect().await.map_err(body)?.to_bytes();
-        Ok((status, bytes))
+        let kind = response.headers().get(header::CONTENT_TYPE);
+        let sentence = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+        let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await.map_err(body)?.to_bytes();
+        Ok(Answer { status, body, sentence })
     }
+}
+
+/// The begin of a refusal, on one line.
+fn shown(body: &Bytes) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(MAX_REFUSAL)]);
+    text.trim().chars().filter(|c| !c.is_control()).collect()
 }
 
 /// A connector that trusts only the certificates in this file.
