@@ -62,6 +62,8 @@ mod shares;
 #[cfg(test)]
 mod prometheus;
 #[cfg(test)]
+mod profiles;
+#[cfg(test)]
 mod pods;
 #[cfg(test)]
 mod sharing;
