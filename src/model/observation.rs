@@ -248,4 +248,6 @@ pub enum ErrorCounter {
     NotRemoved,
     /// The files that a pod has written cannot be counted.
     NotCounted,
+    /// A change of the profiles on the Node had to wait, because the number of such writes is limited.
+    ProfileWriteDelayed,
 }

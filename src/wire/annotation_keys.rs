@@ -30,6 +30,16 @@ pub const CORDON: &str = "hami.io/device-cordon";
 /// Node: the node lock of HAMi's scheduler ([`crate::node_lock`]).
 pub const NODE_LOCK: &str = "hami.io/mutex.lock";
 
+/// Node: what its GPUs are, as Alnair writes it ([`crate::alnair`]).
+pub const GPU_STATIC: &str = "ai.centaurus.io/gpu-static";
+/// Node: the keys about the load of one GPU, with its index ([`crate::profile_keys`]), as the patterns of the chart's policy.
+pub const GPU_LOAD_PATTERNS: [&str; 4] = [
+    "^ai[.]centaurus[.]io/gpu-[0-9]+$",
+    "^ai[.]centaurus[.]io/GPU-[0-9]+-job-type$",
+    "^ai[.]centaurus[.]io/GPU-[0-9]+-mem-util-max$",
+    "^gpu-steward[.]io/gpu-[0-9]+-profile$",
+];
+
 /// Pod, annotation and label: the node that the scheduler chose for it.
 pub const ASSIGNED_NODE: &str = "hami.io/vgpu-node";
 /// Pod: when the scheduler chose the node, in Unix seconds.

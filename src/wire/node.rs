@@ -112,6 +112,11 @@ impl NodeObject {
         self.annotations.get(key).map(String::as_str)
     }
 
+    /// All annotations, in order.
+    pub fn annotations(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.annotations.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
     /// The label with this key.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
@@ -274,6 +279,21 @@ mod tests {
             assert_eq!(node.assumed.map(|text| text.len()), kept.then_some(size));
             assert_eq!((node.annotations.len(), node.annotations_left_out), (1, 0), "{size}");
         }
+    }
+
+    /// Sixteen GPUs have more text about their load than the bound of a Node's annotations.
+    #[test]
+    fn what_a_node_says_about_the_load_of_its_gpus_takes_no_room_of_its_register() {
+        let mut annotations = serde_json::Map::new();
+        for index in 0..16 {
+            annotations.insert(format!("gpu-steward.io/gpu-{index}-profile"), "x".repeat(1024).into());
+            annotations.insert(format!("ai.centaurus.io/gpu-{index}"), "y".repeat(500).into());
+        }
+        annotations.insert("hami.io/node-nvidia-register".into(), "z".repeat(4000).into());
+        let text = json!({ "metadata": { "name": "n1", "uid": "u-1", "annotations": annotations } });
+        let node = decode_followed_node(text.to_string().as_bytes()).unwrap();
+        assert_eq!((node.annotations.len(), node.annotations_left_out), (1, 0));
+        assert_eq!(decode(text.to_string().as_bytes()).unwrap().annotations().count(), 33);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod status_size;
 use self::status_size::status_bytes;
 use crate::annotation_keys::{ASSUMED, SYSTEM_OWNED};
 use crate::assumed::MAX_ASSUMED;
+use crate::profile_keys::ProfileKey;
 use crate::variables::{OF_NVIDIA, Variables};
 use crate::{misspelt_key, quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
@@ -611,8 +612,11 @@ fn selected_labels(labels: Option<&RawValue>, keys: &[Arc<str>]) -> PodLabels {
     keys.iter().filter_map(one).collect()
 }
 
+/// Whether the annotation is kept. What a Node says about the load of its GPUs is left out: no scheduler reads it, and it would take
+/// the room of the register.
 fn is_ours(key: &str) -> bool {
-    key.len() <= MAX_KEY && ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix))
+    let known = key.len() <= MAX_KEY && ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix));
+    known && ProfileKey::parse(key).is_none()
 }
 
 /// Whether this is probably a user's key with a wrong prefix.

@@ -392,6 +392,7 @@ pub fn error_counter_word(kind: ErrorCounter) -> &'static str {
         ErrorCounter::EditsNotApplied => "edits_not_applied",
         ErrorCounter::NotRemoved => "not_removed",
         ErrorCounter::NotCounted => "not_counted",
+        ErrorCounter::ProfileWriteDelayed => "profile_write_delayed",
     }
 }
 
