@@ -8,6 +8,7 @@
 //! ```
 
 use super::prepare::node_name;
+use super::profile_annotations;
 use super::settings::AgentSettings;
 use apiserver::own_node::{node_now, nodes_now};
 use apiserver::writes::{ANNOTATOR, ASSUMER, ApiServer, LABELLER};
@@ -20,6 +21,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use wire::annotation_keys;
 use wire::node::NodeObject;
+use wire::profile_keys::ProfileKey;
 
 /// Maximum number of attempts if the Node changes between the read and the write. The kubelet writes to its Node at
 /// most every few seconds.
@@ -41,7 +43,7 @@ impl Scope {
     fn on(&self, node: &NodeObject) -> Ours {
         let mut ours = Ours::on(node);
         if *self == Scope::All && node.annotated_by(annotation_keys::ASSUMED, ASSUMER) {
-            ours.annotations.push(annotation_keys::ASSUMED);
+            ours.annotations.push(annotation_keys::ASSUMED.to_owned());
         }
         ours
     }
@@ -50,7 +52,7 @@ impl Scope {
 /// The annotations and labels of a Node that agents wrote.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Ours {
-    annotations: Vec<&'static str>,
+    annotations: Vec<String>,
     labels: Vec<&'static str>,
 }
 
@@ -66,11 +68,10 @@ impl Ours {
             (node.annotated_by(annotation_keys::NODE_LINKS, ANNOTATOR), annotation_keys::NODE_LINKS),
             (requested || node.annotated_by(annotation_keys::HANDSHAKE, ANNOTATOR), annotation_keys::HANDSHAKE),
         ];
+        let written = rows.into_iter().filter_map(|(ours, key)| ours.then(|| key.to_owned()));
+        let profiles = profile_annotations::ours(node).map(ProfileKey::text);
         let labels = labels::due(Labelling::Off, None, &present_labels(node), (false, annotation_keys::LABEL_PRESENT));
-        Ours {
-            annotations: rows.into_iter().filter_map(|(ours, key)| ours.then_some(key)).collect(),
-            labels: labels.into_keys().collect(),
-        }
+        Ours { annotations: written.chain(profiles).collect(), labels: labels.into_keys().collect() }
     }
 
     /// Whether the Node has no annotation or label that an agent wrote.
@@ -80,7 +81,8 @@ impl Ours {
 
     /// Removes these annotations and labels from `seen`, the Node on which they were found.
     pub(super) async fn remove(&self, api: &ApiServer, seen: &NodeObject) -> Result<(), ApiError> {
-        api.clean_node((&self.annotations, &self.labels), &seen.version).await
+        let annotations: Vec<&str> = self.annotations.iter().map(String::as_str).collect();
+        api.clean_node((&annotations, &self.labels), &seen.version).await
     }
 }
 

@@ -5,6 +5,7 @@ use super::departure::{Departure, departure};
 use super::guarding::Guarding;
 use super::leader_stream::LeaderStream;
 use super::node_writer::Announcing;
+use super::profile_annotations::ProfileAnnotations;
 use super::readiness::Progress;
 use super::settings::{AgentSettings, ReportSettings};
 use super::sharing;
@@ -55,16 +56,19 @@ impl Cluster<'_> {
         let out = (writer, self.reporter.clone(), connection);
         let opened = sharing::open((settings, config), node, (self.view.clone(), self.pods.clone()), out)
             .map_err(StartError::unavailable)?;
+        let (form, profiles) = (settings.sharing.profile_annotations, self.profiles.clone());
         let announcing = Announcing {
             config: opened.owner.config().clone(),
             split_counts: settings.sharing.split_counts.clone(),
             format: settings.sharing.register_format,
             handshakes: settings.sharing.handshakes,
             labelling: settings.sharing.labelling,
+            profiles: ProfileAnnotations::new(form, profiles, clock::monotonic()),
             quiet: settings.health.quiet,
             view: self.view.clone(),
             node: own,
             api,
+            reporter: self.reporter.clone(),
             cordoned: opened.cordoned.clone(),
         };
         let (pods, evicts) = (self.pods.clone(), settings.sharing.evict_over_use);

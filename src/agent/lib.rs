@@ -15,7 +15,9 @@
 //!   clear_incident release_command  commands of operators at the admin port (driver_release: the GPU driver)
 //!   clean clear                     commands of the program: clean-node, clear-incident
 //!   cluster                         tasks that only an agent in a cluster runs:
-//!     node_writer guarding            annotations and labels of its Node; whether the admission policies are in force
+//!     node_writer                     annotations and labels of its Node
+//!     node_register profile_annotations cordon   the list of its GPUs, their load; the GPUs that get no containers
+//!     guarding                        whether the admission policies are in force
 //!     leader_stream departure         reports to the leading extender; tells the leader before the agent stops
 //!     sharing                         the device plugin
 //! ```
@@ -45,6 +47,9 @@ mod prepare;
 mod ports;
 pub mod clean;
 pub mod clear;
+mod profile_annotations;
+mod node_register;
+mod cordon;
 mod node_writer;
 mod cluster;
 

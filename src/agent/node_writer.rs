@@ -1,7 +1,8 @@
-//! The task that writes on the agent's own Node: the register, the handshake and the labels.
+//! The task that writes on the agent's own Node: the register, the handshake, the profiles of the GPUs and the labels.
 //!
 //! ```text
 //!   view ──GPUs──▶ register annotation ─┐
+//!   profiles ──▶ profile_annotations ───┤
 //!   Node, read every 10 s ──────────────┴─▶ decide::announce ──▶ one PATCH, when it is due
 //!                         ├─ cordoned GPUs ──▶ the sharing task
 //!                         ├─ decide::link_scores ──▶ one PATCH, when the Node says something else
@@ -9,8 +10,12 @@
 //! ```
 
 use super::clean::{self, Ours};
+use super::cordon::Cordon;
+use super::node_register;
+use super::profile_annotations::{ProfileAnnotations, ProfileChanges};
 use super::settings::RegisterFormat;
 use super::sharing::devices;
+use apiserver::ApiError;
 use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::ApiServer;
 use decide::allocator::SharedDevice;
@@ -18,20 +23,18 @@ use decide::announce::{AnnouncedState, AnnouncementWrite, Announcer, GpusGone, H
 use decide::labels::{self, Labelling};
 use decide::link_scores::link_scores;
 use model::id::GpuUuid;
-use model::observation::GpuSourceState;
-use model::reading::Absence;
-use model::registered::RegisteredGpu;
-use model::unit::{CorePercent, Mib};
+use model::observation::ErrorCounter;
 use model::view::NodeView;
+use sources::report::Reporter;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use wire::annotation_keys;
 use wire::device_config::DeviceConfig;
 use wire::handshake::{self, Handshake};
 use wire::node::NodeObject;
-use wire::{annotation_keys, cordon, register};
 
 /// The task, with its settings, inputs and outputs.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ pub(crate) struct Announcing {
     pub handshakes: bool,
     /// Whether labels are written.
     pub labelling: Labelling,
+    /// What the Node shows of the load of the GPUs.
+    pub profiles: ProfileAnnotations,
     /// How long the node must be without a GPU before the agent removes what it wrote about GPUs.
     pub quiet: Duration,
     /// The newest view of the node.
@@ -54,6 +59,8 @@ pub(crate) struct Announcing {
     pub node: OwnNodeReader,
     /// Writes on the Node.
     pub api: ApiServer,
+    /// Counts the changes of the profiles that had to wait.
+    pub reporter: Reporter,
     /// The cordoned GPUs, for the sharing task.
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
 }
@@ -63,19 +70,20 @@ impl Announcing {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut announce = Announcer::new(self.handshakes);
         let mut gpus_gone = GpusGone::after(self.quiet);
-        let (mut refused, mut label_failed, mut links_failed) = (false, false, false);
+        let mut failures = WriteFailures::default();
         let mut cordon = Cordon::default();
         let work = async {
             loop {
                 let view = Arc::clone(&self.view.borrow_and_update());
-                let offered = known_devices(&view, &self.config, &self.split_counts);
+                let offered = node_register::known_devices(&view, &self.config, &self.split_counts);
                 let known = offered.is_some();
-                let are_gone = gpus_gone.is(none_left(&view), clock::monotonic());
+                let are_gone = gpus_gone.is(node_register::none_left(&view), clock::monotonic());
                 if are_gone {
                     // A GPU that appears later is announced in the same way as after a start of the agent.
                     announce = Announcer::new(self.handshakes);
                 } else {
-                    announce.set_register(offered.and_then(|devices| self.register(&view, devices)));
+                    announce
+                        .set_register(offered.and_then(|devices| node_register::encode(&view, devices, self.format)));
                 }
                 match self.node.read().await {
                     Ok(seen) => {
@@ -83,12 +91,12 @@ impl Announcing {
                             self.cordoned.send_replace(Arc::new(cordoned));
                         }
                         if are_gone {
-                            self.clean(&seen, &mut refused).await;
+                            self.clean(&seen, &mut failures.refused).await;
                         } else {
-                            self.write(&mut announce, &seen, &mut refused).await;
-                            self.label(&seen, &mut label_failed).await;
+                            self.write(&mut announce, &seen, &mut failures).await;
+                            self.label(&seen, &mut failures.labels).await;
                             if known {
-                                self.connect(&seen, &mut links_failed).await;
+                                self.connect(&seen, &mut failures.links).await;
                             }
                         }
                     }
@@ -98,16 +106,54 @@ impl Announcing {
                     () = tokio::time::sleep(next_read(fraction())) => {}
                     // After the start, announce the GPUs as soon as they are known: schedulers wait for this. A wait that ends while
                     // they are not known would read the Node again and again without a pause.
-                    Ok(_) = self.view.wait_for(|view| known_devices(view, &self.config, &self.split_counts).is_some()), if !known => {}
+                    Ok(_) = self.view.wait_for(|view| node_register::known_devices(view, &self.config, &self.split_counts).is_some()), if !known => {}
                 }
             }
         };
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
     }
 
-    async fn write(&self, announce: &mut Announcer, seen: &NodeObject, refused: &mut bool) {
-        let state = announced_state(seen);
-        let Some(write) = announce.due(&state, clock::now(), fraction()) else { return };
+    async fn write(&self, announce: &mut Announcer, seen: &NodeObject, failures: &mut WriteFailures) {
+        let profiles = self.profiles.changes(&self.view.borrow(), seen, clock::now());
+        let state = AnnouncedState { profiles: profiles.difference, ..announced_state(seen) };
+        let delayed = announce.profiles_delayed();
+        let due = announce.due(&state, clock::now(), fraction());
+        if announce.profiles_delayed() > delayed {
+            self.reporter.trouble(ErrorCounter::ProfileWriteDelayed);
+        }
+        let Some(mut write) = due else { return };
+        let mut result = self.send(&write, &profiles).await;
+        if let (true, Err(error)) = (write.profiles, &result)
+            && matches!(error.code(), Some(403 | 422))
+        {
+            // Policies of an earlier release refuse the profiles. They must not prevent the write of the register.
+            if !std::mem::replace(&mut failures.profiles, true) {
+                tracing::warn!(%error, "cannot write on this node's Node what is known about the load of its GPUs");
+            }
+            announce.profiles_refused(clock::now());
+            write.profiles = false;
+            if write == AnnouncementWrite::default() {
+                return;
+            }
+            result = self.send(&write, &profiles).await;
+        }
+        match result {
+            Ok(()) => {
+                failures.log_written(&write, &profiles);
+                announce.written(&write, clock::now());
+            }
+            Err(error) => {
+                // Log only the first failure. The next success is logged too.
+                if !std::mem::replace(&mut failures.refused, true) {
+                    tracing::warn!(%error, "cannot write on this node's Node: schedulers do not see its GPUs");
+                }
+                announce.failed(clock::now());
+            }
+        }
+    }
+
+    /// Sends one PATCH with all that is due.
+    async fn send(&self, write: &AnnouncementWrite, profiles: &ProfileChanges) -> Result<(), ApiError> {
         let handshake_text = write.handshake.map(handshake::encode);
         let mut annotations = Vec::new();
         if let Some(text) = &write.register {
@@ -116,19 +162,10 @@ impl Announcing {
         if handshake_text.is_some() || write.removes_handshake {
             annotations.push((annotation_keys::HANDSHAKE, handshake_text.as_deref()));
         }
-        match self.api.annotate_node(&annotations).await {
-            Ok(()) => {
-                log_written(&write, refused);
-                announce.written(&write, clock::now());
-            }
-            Err(error) => {
-                // Log only the first failure. The next success is logged too.
-                if !std::mem::replace(refused, true) {
-                    tracing::warn!(%error, "cannot write on this node's Node: schedulers do not see its GPUs");
-                }
-                announce.failed(clock::now());
-            }
+        if write.profiles {
+            annotations.extend(profiles.changes.iter().map(|(key, value)| (key.as_str(), value.as_deref())));
         }
+        self.api.annotate_node(&annotations).await
     }
 
     /// Removes what the agent wrote on its Node, because no GPU is left. Retries at the next reading of the Node.
@@ -205,94 +242,6 @@ impl Announcing {
             Err(_) => {}
         }
     }
-
-    /// The register annotation.
-    fn register(&self, view: &NodeView, offered: Vec<SharedDevice>) -> Option<Arc<str>> {
-        // Schedulers must not place pods on a GPU that another owner holds.
-        let slots = view.plugin.iter().flat_map(|plugin| plugin.slots.iter());
-        let taken: BTreeSet<&GpuUuid> = slots.filter(|slots| slots.taken).map(|slots| &slots.device).collect();
-        let gpus: Vec<RegisteredGpu> = offered
-            .into_iter()
-            .map(|device| RegisteredGpu {
-                healthy: device.healthy && !taken.contains(&device.device),
-                ..registered(device)
-            })
-            .collect();
-        let text = match self.format {
-            RegisterFormat::Json => register::encode(&gpus),
-            RegisterFormat::Colon => register::encode_colons(&gpus),
-        };
-        text.map(Arc::from).inspect_err(|fault| tracing::error!(%fault, "cannot encode the register of this node")).ok()
-    }
-}
-
-/// The devices that the register names. `None` before the first answer about GPUs, because it is not known whether the node has GPUs,
-/// and before this agent's plugin has slots.
-fn known_devices(view: &NodeView, config: &DeviceConfig, split_counts: &[(String, u32)]) -> Option<Vec<SharedDevice>> {
-    if !matches!(view.gpu_source, GpuSourceState::Working { .. }) && view.gpus.is_empty() {
-        return None;
-    }
-    let offered = devices::of(view, config, split_counts);
-    // Until this agent serves the kubelet, it does not know which GPUs other owners hold. The previous agent may know, so the
-    // register that it wrote must stay.
-    let without_slots = view.plugin.as_ref().is_some_and(|plugin| plugin.slots.is_empty());
-    (!without_slots || offered.is_empty()).then_some(offered)
-}
-
-/// Whether the driver reports no GPU, or there is no driver and this agent has seen no GPU since its start.
-fn none_left(view: &NodeView) -> bool {
-    let known = match &view.gpu_source {
-        GpuSourceState::Working { .. } => true,
-        GpuSourceState::Missing { why, .. } => matches!(why, Absence::DriverNotLoaded | Absence::LibraryNotFound),
-        GpuSourceState::Starting
-        | GpuSourceState::Hanging
-        | GpuSourceState::Released { .. }
-        | GpuSourceState::SwitchedOff => false,
-    };
-    known && view.gpus.is_empty() && view.gpus_unidentified.is_empty()
-}
-
-/// The last text of the cordon annotation.
-#[derive(Debug, Default)]
-struct Cordon {
-    text: Option<String>,
-}
-
-impl Cordon {
-    /// The cordoned GPUs, if the annotation has changed. A text that cannot be parsed changes nothing: a typing error
-    /// must not give containers a GPU that an operator keeps free.
-    fn changed(&mut self, text: Option<&str>) -> Option<BTreeSet<GpuUuid>> {
-        if self.text.as_deref() == text {
-            return None;
-        }
-        self.text = text.map(str::to_owned);
-        match cordon::decode(text.unwrap_or_default()) {
-            Ok(cordoned) => {
-                let gpus: Vec<&str> = cordoned.iter().map(GpuUuid::as_str).collect();
-                tracing::info!(?gpus, "the list of cordoned GPUs ({}) has changed", annotation_keys::CORDON);
-                Some(cordoned)
-            }
-            Err(fault) => {
-                tracing::warn!(%fault, "cannot read which GPUs are cordoned; the last valid list stays in force");
-                None
-            }
-        }
-    }
-}
-
-fn registered(device: SharedDevice) -> RegisteredGpu {
-    RegisteredGpu {
-        uuid: device.device,
-        index: device.index,
-        slots: u32::from(device.slots),
-        memory: Mib::within(device.memory),
-        cores: CorePercent(device.cores),
-        product: device.model,
-        numa: device.numa.unwrap_or(0),
-        mode: "hami-core".into(),
-        healthy: device.healthy,
-        mig_profiles: Vec::new(),
-    }
 }
 
 fn announced_state(seen: &NodeObject) -> AnnouncedState {
@@ -302,21 +251,39 @@ fn announced_state(seen: &NodeObject) -> AnnouncedState {
         _ => HandshakeRequest::None,
     };
     let heartbeat = matches!(handshake, Some(Handshake::At(_)));
-    AnnouncedState { register: seen.annotation(annotation_keys::REGISTER).map(Arc::from), request, heartbeat }
+    let register = seen.annotation(annotation_keys::REGISTER).map(Arc::from);
+    AnnouncedState { register, request, heartbeat, ..AnnouncedState::default() }
 }
 
-fn log_written(write: &AnnouncementWrite, refused: &mut bool) {
-    if std::mem::take(refused) {
-        tracing::info!("writing on this node's Node works again");
-    }
-    if let Some(text) = &write.register {
-        tracing::info!(bytes = text.len(), "register written on this node's Node");
-    }
-    if write.removes_handshake {
-        tracing::info!("the handshake of an earlier agent is removed from this node's Node: this agent writes none");
-    }
-    if write.handshake.is_some() {
-        tracing::debug!("handshake written on this node's Node");
+/// The writes whose failure was logged. The next success is logged too, and further failures are not.
+#[derive(Debug, Default)]
+struct WriteFailures {
+    refused: bool,
+    profiles: bool,
+    labels: bool,
+    links: bool,
+}
+
+impl WriteFailures {
+    fn log_written(&mut self, write: &AnnouncementWrite, profiles: &ProfileChanges) {
+        if std::mem::take(&mut self.refused) {
+            tracing::info!("writing on this node's Node works again");
+        }
+        if let Some(text) = &write.register {
+            tracing::info!(bytes = text.len(), "register written on this node's Node");
+        }
+        if write.removes_handshake {
+            tracing::info!(
+                "the handshake of an earlier agent is removed from this node's Node: this agent writes none"
+            );
+        }
+        if write.handshake.is_some() {
+            tracing::debug!("handshake written on this node's Node");
+        }
+        if write.profiles {
+            self.profiles = false;
+            tracing::debug!(annotations = profiles.changes.len(), "profiles of GPUs written on this node's Node");
+        }
     }
 }
 
@@ -326,21 +293,4 @@ fn fraction() -> f64 {
     // Without random bytes all nodes write at the same time, which is acceptable.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cordon_that_cannot_be_parsed_keeps_the_last_valid_list() {
-        let gpu = |name: &str| GpuUuid::parse(name).unwrap();
-        let mut cordon = Cordon::default();
-        assert_eq!(cordon.changed(None), None, "there was no annotation, and there is none");
-        assert_eq!(cordon.changed(Some("GPU-a, GPU-b")), Some([gpu("GPU-a"), gpu("GPU-b")].into()));
-        assert_eq!(cordon.changed(Some("GPU-a, GPU-b")), None, "reported once");
-        assert_eq!(cordon.changed(Some("GPU a")), None);
-        assert_eq!(cordon.changed(Some("GPU-a")), Some([gpu("GPU-a")].into()));
-        assert_eq!(cordon.changed(None), Some(BTreeSet::new()), "removed");
-    }
 }

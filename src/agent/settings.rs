@@ -17,6 +17,7 @@ use sources::simulated;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+use wire::alnair::LiteralForm;
 use wire::device_config::DeviceScaling;
 use wire::resource::ResourceOverrides;
 
@@ -118,6 +119,8 @@ pub struct SharingSettings {
     pub handshakes: bool,
     /// The labels of the Node.
     pub labelling: Labelling,
+    /// The form of Alnair's annotations about the load of GPUs; `None`: the Node has no annotations about it.
+    pub profile_annotations: Option<LiteralForm>,
     /// The kubelet's folder.
     pub kubelet_root: PathBuf,
     /// The folder of CDI specs that the agent writes.

@@ -1,11 +1,13 @@
-//! When the agent writes to its own Node: the register when it changes, and the handshake every few minutes. An agent that writes no
-//! handshakes removes the last handshake of an earlier agent.
+//! When the agent writes to its own Node: the register when it changes, the handshake every few minutes, and the profiles of its GPUs
+//! ([`crate::profile_writes`]). An agent that writes no handshakes removes the last handshake of an earlier agent.
 //!
 //! Every write to a Node is sent to every watcher of nodes and makes the scheduler retry every pending pod. So an idle
-//! node writes only its handshake, 15 times an hour.
+//! node writes only its handshake, 15 times an hour, and what is due at the same time is one write.
 //!
 //! What must never happen here: a write of a value that the Node already has, or a write because a clock has jumped.
 
+use crate::node_profile::ProfileDifference;
+use crate::profile_writes::ProfileWrites;
 use model::time::{Monotonic, Now, WallTime};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +40,8 @@ pub struct AnnouncedState {
     pub request: HandshakeRequest,
     /// Whether the handshake is a heartbeat of an agent.
     pub heartbeat: bool,
+    /// How much the profiles differ from what they are to say.
+    pub profiles: ProfileDifference,
 }
 
 /// Whether a scheduler has requested a handshake.
@@ -59,6 +63,8 @@ pub struct AnnouncementWrite {
     pub handshake: Option<WallTime>,
     /// Whether the handshake is removed.
     pub removes_handshake: bool,
+    /// Whether all annotations of the profiles that differ are written.
+    pub profiles: bool,
 }
 
 /// Decides which writes to the Node are due; keeps what was written and when.
@@ -71,6 +77,7 @@ pub struct Announcer {
     /// may differ.
     requested_since: Option<Monotonic>,
     not_before: Monotonic,
+    profiles: ProfileWrites,
 }
 
 /// Whether a node has lost its last GPU for good, so that the agent removes its register. A node that starts, or whose
@@ -108,7 +115,14 @@ impl Announcer {
     /// The state of an agent that has written nothing yet.
     #[must_use]
     pub fn new(handshakes: bool) -> Self {
-        Announcer { handshakes, register: None, handshake_at: None, requested_since: None, not_before: Monotonic(0) }
+        Announcer {
+            handshakes,
+            register: None,
+            handshake_at: None,
+            requested_since: None,
+            not_before: Monotonic(0),
+            profiles: ProfileWrites::default(),
+        }
     }
 
     /// Sets the register of this node, in its written form; `None` while it is not known.
@@ -149,15 +163,32 @@ impl Announcer {
         if self.handshakes && self.register.is_some() && (handshake_due || answer_due) {
             write.handshake = Some(now.wall);
         }
+        let rides = write != AnnouncementWrite::default();
+        write.profiles = self.profiles.due(announced.profiles, now.monotonic, rides);
         (write != AnnouncementWrite::default()).then_some(write)
     }
 
     /// The write has reached the API server.
     pub fn written(&mut self, write: &AnnouncementWrite, now: Now) {
+        if write.profiles {
+            let alone = AnnouncementWrite { profiles: true, ..AnnouncementWrite::default() };
+            self.profiles.written(now.monotonic, *write != alone);
+        }
         if write.handshake.is_some() {
             self.handshake_at = Some(now.monotonic);
             self.requested_since = None;
         }
+    }
+
+    /// The API server has refused the profiles. For a while, other writes go without them.
+    pub fn profiles_refused(&mut self, now: Now) {
+        self.profiles.refused(now.monotonic);
+    }
+
+    /// The number of changes of the profiles that had to wait because such writes are limited.
+    #[must_use]
+    pub fn profiles_delayed(&self) -> u64 {
+        self.profiles.delayed()
     }
 
     /// The write has failed; it is due again a little later.
@@ -286,6 +317,25 @@ mod tests {
         assert_eq!(beats.due(&heartbeat, at(0), 0.0), None, "before its GPUs are known it leaves what is there");
         beats.set_register(Some("a".into()));
         assert!(beats.due(&heartbeat, at(0), 0.0).is_some_and(|write| !write.removes_handshake));
+    }
+
+    #[test]
+    fn what_the_profiles_say_is_written_with_a_handshake_or_alone_if_its_meaning_has_changed() {
+        let mut announce = Announcer::new(true);
+        announce.set_register(Some("a".into()));
+        let differs = |profiles| AnnouncedState { profiles, ..announced("a") };
+        let first = announce.due(&differs(ProfileDifference::Detail), at(0), 0.0).unwrap();
+        assert!(first.handshake.is_some() && first.profiles);
+        announce.written(&first, at(0));
+        assert_eq!(announce.due(&differs(ProfileDifference::Detail), at(100), 0.0), None);
+        let alone = AnnouncementWrite { profiles: true, ..AnnouncementWrite::default() };
+        assert_eq!(announce.due(&differs(ProfileDifference::Changed), at(100), 0.0), Some(alone.clone()));
+        announce.written(&alone, at(100));
+        assert_eq!(announce.due(&differs(ProfileDifference::Changed), at(101), 0.0), None);
+        assert_eq!(announce.profiles_delayed(), 1);
+        announce.profiles_refused(at(200));
+        let handshake = announce.due(&differs(ProfileDifference::Changed), at(240), 0.0).unwrap();
+        assert!(handshake.handshake.is_some() && !handshake.profiles, "the handshake does not wait for them");
     }
 
     #[test]

@@ -19,6 +19,7 @@
 //!                                                 the device plugin: which container gets which shares, and when
 //!   bind_phases sent_events eviction pod_writes   what is written on pods
 //!   announce labels link_scores guard             what is written on the Node; whether the admission policies are in force
+//!   node_profile profile_writes                   what the Node is to say about the load of its GPUs, and when it is written
 //!   assume_pace                                   which Node the leader writes on next
 //!   fixtures                                      for tests: a GPU and its view
 //! ```
@@ -68,6 +69,8 @@ pub mod bind_phases;
 pub mod sent_events;
 pub mod eviction;
 pub mod pod_writes;
+pub mod node_profile;
+pub mod profile_writes;
 pub mod announce;
 pub mod assume_pace;
 pub mod labels;

@@ -167,6 +167,7 @@ impl Reader<'_> {
         let register_format = self.take("register-format", RegisterFormat::parse);
         let handshakes = self.take("handshake", value::switch);
         let labelling = self.take("node-labels", value::labelling);
+        let profile_annotations = self.take("profile-annotations", value::profile_annotations);
         let kubelet_root = self.take("kubelet-root", value::path);
         let cdi_dir = self.take("cdi-dir", value::path);
         let dev_root = self.take("dev-root", value::path);
@@ -188,6 +189,7 @@ impl Reader<'_> {
             register_format: register_format?,
             handshakes: handshakes?,
             labelling: labelling?,
+            profile_annotations: profile_annotations?,
             kubelet_root: kubelet_root?,
             cdi_dir: cdi_dir?,
             dev_root: dev_root?,

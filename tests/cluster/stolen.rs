@@ -49,6 +49,11 @@ fn refused_on_own_node(node: &str) -> Vec<Refused> {
         (annotation("gpu-steward.io/epoch", "9"), annotations),
         (annotation("hami.io/node-nvidia-assume", "{}"), annotations),
         (annotation("hami.io/device-cordon", ""), annotations),
+        (annotation("ai.centaurus.io/physical-gpu-count", "8"), annotations),
+        (annotation("ai.centaurus.io/gpu-memused", "1"), annotations),
+        (annotation("ai.centaurus.io/GPU-0-job-type-x", "DLT"), annotations),
+        (annotation("aixcentaurus.io/gpu-0", "{}"), annotations),
+        (annotation("gpu-steward.io/gpu-x-profile", "{}"), annotations),
         (annotation("hami.io/mutex.lock", "2026-11-21T10:00:00Z,ml,train"), "may remove hami.io/mutex.lock"),
         (label("team", "a"), labels),
         (label("node-restriction.kubernetes.io/trusted", "true"), labels),
@@ -105,15 +110,28 @@ fn refused_on_own_pod(path: &str) -> Vec<Refused> {
     list
 }
 
+/// The annotations that an agent writes on its Node and removes from it.
+const NODE_ANNOTATIONS: [&str; 8] = [
+    "hami.io/node-nvidia-register",
+    "hami.io/node-nvidia-score",
+    "hami.io/node-handshake",
+    "ai.centaurus.io/gpu-static",
+    "ai.centaurus.io/gpu-0",
+    "ai.centaurus.io/GPU-15-job-type",
+    "ai.centaurus.io/GPU-15-mem-util-max",
+    "gpu-steward.io/gpu-15-profile",
+];
+
 /// All writes of an agent, as the same requests.
 fn make_agent_writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, pod): (&str, &str)) {
     let path = format!("/api/v1/nodes/{node}");
     let lock = format!("hami.io/mutex.lock=2026-11-21T10:00:00Z,{namespace},{pod}");
     let _ = admin.run(&["annotate", "--overwrite", "node", node, &lock]).ok();
-    let annotations = json!({ "metadata": { "annotations": {
-        "hami.io/node-nvidia-register": "[]", "hami.io/node-nvidia-score": "[]", "hami.io/node-handshake": "1763730000",
-    } } });
-    let _ = thief.patch(&path, &annotations).ok();
+    for value in [json!("[]"), Value::Null] {
+        let set: serde_json::Map<String, Value> =
+            NODE_ANNOTATIONS.iter().map(|key| ((*key).to_owned(), value.clone())).collect();
+        let _ = thief.patch(&path, &json!({ "metadata": { "annotations": set } })).ok();
+    }
     let at = "/metadata/annotations/hami.io~1mutex.lock";
     let value = lock.split_once('=').expect("a value").1;
     let release = json!([{ "op": "test", "path": at, "value": value }, { "op": "remove", "path": at }]);
@@ -129,14 +147,6 @@ fn make_agent_writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, po
         let path = format!("{path}?fieldManager=gpu-steward-labels");
         let _ = thief.patch(&path, &json!({ "metadata": { "labels": set } })).ok();
     }
-    let _ = thief
-        .patch(
-            &path,
-            &json!({ "metadata": { "annotations": {
-        "hami.io/node-nvidia-register": null, "hami.io/node-nvidia-score": null, "hami.io/node-handshake": null,
-    } } }),
-        )
-        .ok();
 
     let uid = admin.get(&["pod", pod, "-n", namespace])["metadata"]["uid"].clone();
     let claim = json!({ "metadata": { "uid": uid, "annotations": {

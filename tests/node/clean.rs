@@ -17,6 +17,7 @@ const REGISTER: &str = "hami.io/node-nvidia-register";
 const HANDSHAKE: &str = "hami.io/node-handshake";
 const ASSUMED: &str = "hami.io/node-nvidia-assume";
 const LINKS: &str = "hami.io/node-nvidia-score";
+const GPU_STATIC: &str = "ai.centaurus.io/gpu-static";
 
 /// A Node with entries of an administrator and of NVIDIA's GPU operator.
 fn node(name: &str) -> Value {
@@ -36,7 +37,7 @@ fn node(name: &str) -> Value {
 fn written(server: &FakeApiServer, name: &str) -> Option<Value> {
     let seen = server.object("nodes", "", name)?;
     let set = |key: &str| seen["metadata"]["annotations"][key].is_string();
-    let all = [REGISTER, HANDSHAKE, LINKS].into_iter().all(set);
+    let all = [REGISTER, HANDSHAKE, LINKS, GPU_STATIC].into_iter().all(set);
     (all && seen["metadata"]["labels"]["nvidia.com/gpu.count"] == "2").then_some(seen)
 }
 
@@ -88,6 +89,39 @@ fn the_agent_writes_how_well_its_gpus_are_connected_and_again_when_somebody_has_
     without["metadata"]["annotations"].as_object_mut().unwrap().remove(LINKS);
     server.put("nodes", without);
     eventually("the connections again", SOON, seen);
+}
+
+#[test]
+fn an_agent_without_profile_annotations_removes_those_of_an_earlier_agent_and_leaves_alnairs() {
+    let server = FakeApiServer::start();
+    let mut before = node("n1");
+    before["metadata"]["annotations"]["ai.centaurus.io/physical-gpu-count"] = "2".into();
+    before["metadata"]["annotations"]["ai.centaurus.io/GPU-7-job-type"] = "DLT".into();
+    server.put("nodes", before);
+    let (_directory, driver) = fake(&Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() });
+    let texts = |shown: bool| {
+        eventually("what the Node says about its GPUs", SOON, || {
+            let annotations = server.object("nodes", "", "n1")?["metadata"]["annotations"].clone();
+            let is_done = annotations[REGISTER].is_string() && annotations[GPU_STATIC].is_string() == shown;
+            is_done.then_some(annotations)
+        })
+    };
+    let running = agent(&server, driver.library());
+    let facts = texts(true)[GPU_STATIC].clone();
+    let expected = "{'count': '2', 'model': 'NVIDIA H100 80GB HBM3', 'mem_size': '80GB', 'pcie_gen_width': ";
+    assert!(facts.as_str().is_some_and(|text| text.starts_with(expected)), "{facts}");
+    assert!(running.terminate().status.success());
+    for flag in ["--profile-annotations=off", "--workload-profiles=false"] {
+        let silent = Agent::in_cluster(BINARY, &server, "n1").with("--nvml-library", driver.library());
+        let silent = silent.switch(flag).launch();
+        let annotations = texts(false);
+        let foreign = ["ai.centaurus.io/physical-gpu-count", "ai.centaurus.io/GPU-7-job-type"];
+        assert!(foreign.iter().all(|key| annotations[*key].is_string()), "{flag}: {annotations}");
+        assert!(silent.terminate().status.success());
+        let running = agent(&server, driver.library());
+        texts(true);
+        assert!(running.terminate().status.success());
+    }
 }
 
 #[test]

@@ -365,6 +365,14 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
+        "profile-annotations",
+        ("python|json|off", "python"),
+        "Write on this node's Node what is known about the load of its GPUs: Alnair's annotations (ai.centaurus.io/gpu-0, \
+         ...) as Python literals or as JSON, and gpu-steward.io/gpu-0-profile, ... as JSON; off removes them. It needs \
+         workload-profiles",
+    ),
+    key(
+        Sharing,
         "kubelet-root",
         ("DIR", "/var/lib/kubelet"),
         "kubelet's directory, with its device plugin sockets and its plugin registry",

@@ -16,6 +16,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use wire::alnair::LiteralForm;
 use wire::device_config::DeviceScaling;
 use wire::{placement, time_span};
 
@@ -152,6 +153,16 @@ pub(crate) fn labelling(text: &str) -> Result<Labelling, Why> {
         "on" => Ok(Labelling::On),
         "off" => Ok(Labelling::Off),
         _ => Err("expected auto, on or off".into()),
+    }
+}
+
+/// `python`, `json`, `off`.
+pub(crate) fn profile_annotations(text: &str) -> Result<Option<LiteralForm>, Why> {
+    match text {
+        "python" => Ok(Some(LiteralForm::Python)),
+        "json" => Ok(Some(LiteralForm::Json)),
+        "off" => Ok(None),
+        _ => Err("expected python, json or off".into()),
     }
 }
 

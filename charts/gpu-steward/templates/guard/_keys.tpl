@@ -28,7 +28,16 @@ feature discovery. No agent writes gpu-steward.io/guard-check-keys: see guard/ke
 
 {{- define "steward.agentNodeKeys" -}}
 ['hami.io/node-nvidia-register', 'hami.io/node-nvidia-score', 'hami.io/node-handshake', 'hami.io/mutex.lock',
- 'gpu-steward.io/guard-check-keys']
+ 'ai.centaurus.io/gpu-static', 'gpu-steward.io/guard-check-keys']
+{{- end }}
+
+{{/*
+Whether a key is that of an annotation about the load of one GPU, which has the GPU's index. The other keys of Alnair's domain belong
+to its device plugin and its scheduler.
+*/}}
+{{- define "steward.agentNodePatterns" -}}
+(key.matches('^ai[.]centaurus[.]io/gpu-[0-9]+$') || key.matches('^ai[.]centaurus[.]io/GPU-[0-9]+-job-type$')
+ || key.matches('^ai[.]centaurus[.]io/GPU-[0-9]+-mem-util-max$') || key.matches('^gpu-steward[.]io/gpu-[0-9]+-profile$'))
 {{- end }}
 
 {{- define "steward.agentNodeLabels" -}}
