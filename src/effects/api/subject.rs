@@ -6,8 +6,7 @@ use wire::history_query::SubjectName;
 
 /// The subject with this name. An index or the name of a pod must be known; a UUID and a UID stand for themselves, because
 /// there may be a history of a GPU or a pod that is gone.
-#[must_use]
-pub fn subject_of(name: &SubjectName, view: &NodeView, profiles: &WorkloadProfiles) -> Option<ProfiledSubject> {
+pub(super) fn subject_of(name: &SubjectName, view: &NodeView, profiles: &WorkloadProfiles) -> Option<ProfiledSubject> {
     match name {
         SubjectName::GpuIndex(index) => {
             let gpu = view.gpus.iter().find(|gpu| gpu.gpu.index == *index)?;
