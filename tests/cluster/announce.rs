@@ -72,7 +72,8 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     let (span, most) = if long { (Duration::from_secs(20 * 60), 16 * 20 / 60) } else { (Duration::from_secs(90), 0) };
     let bed = Bed::up("idle");
     let from = audit::end(&bed.cluster);
-    let agent = bed.agent(&["--gpus=simulated=H100:8"]);
+    // The loads of simulated GPUs change all the time, and the agent would write that (tests/cluster/profile.rs).
+    let agent = bed.agent(&["--gpus=simulated=H100:8", "--profile-annotations=off"]);
     let gpus = Bed::gpus(&agent);
     // A node with a running pod is also idle, once the containers run.
     bed.create(&bed.pod("at-work", &gpus, &[("main", "app", &[(0, 1000, 10)])], &Value::Null));

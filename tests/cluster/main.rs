@@ -43,6 +43,8 @@ mod announce;
 #[cfg(test)]
 mod writes;
 #[cfg(test)]
+mod profile;
+#[cfg(test)]
 mod cdi;
 #[cfg(test)]
 mod container;

@@ -47,7 +47,8 @@ fn restart_container(bed: &Bed, name: &str, container: &str) {
 #[ignore = "needs cluster: tests/run"]
 fn a_pod_with_a_claim_needs_no_write_and_any_other_pod_one() {
     let bed = Bed::up("writes");
-    let agent = bed.agent(&["--gpus=simulated=H100:4", "--split-count=20", "--without-claim=share"]);
+    let flags = ["--gpus=simulated=H100:4", "--split-count=20", "--without-claim=share", "--profile-annotations=off"];
+    let agent = bed.agent(&flags);
     let gpus = Bed::gpus(&agent);
     let from = audit::end(&bed.cluster);
     let all_at_once = |pods: &[Value]| bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
