@@ -7,7 +7,7 @@ use toml::{Table, Value};
 /// The file with the table: room, imports rooms, imports crates, tests import.
 const PLAN: &str = "docs/architecture.md";
 /// The only crates from a registry that a pure room may use: none has a clock, file, socket, async runtime or logger.
-const PURE_ROOMS: [&str; 4] = ["model", "wire", "decide", "timeseries"];
+const PURE_ROOMS: [&str; 5] = ["model", "wire", "decide", "timeseries", "profiles"];
 const PURE_CRATES: [&str; 8] =
     ["base64", "foldhash", "jiff", "prost", "realfft", "serde", "serde_json", "thiserror"];
 /// Rooms that share no code with other rooms: a fake would share the program's mistakes, and the profiler, the protocols and the

@@ -1,0 +1,298 @@
+//! The recorder in virtual time.
+
+use crate::anchor::Anchor;
+use crate::history::MAX_PENDING;
+use crate::recorder::{Analysis, MAX_SERIES, Periods, Recorder, RecorderEvent};
+use crate::schedule::AnalysisKind;
+use model::Reading;
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, Qos};
+use model::gpu::GpuSample;
+use model::id::{GpuUuid, NodeName, PodRef, PodUid};
+use model::observation::CgroupPass;
+use model::stored_history::{HistoryKey, HistoryStep, StoredTier};
+use model::time::{Monotonic, Now, WallTime};
+use model::unit::{Bytes, Nanos, Percent, Watts};
+use model::view::{ContainerRates, GpuUse, NodeView, PodView};
+use model::workload_profile::{JobKind, ProfiledQuantity, ProfiledSubject, VerdictKind, WorkloadProfiles};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SECOND: Duration = Duration::from_secs(1);
+const PERIODS: Periods = Periods { period: SECOND, slow: Duration::from_secs(5), lists: Duration::from_secs(5) };
+/// A Monday at 00:00.
+const MONDAY: u64 = 1_800_000_000_000_000 / 604_800_000_000 * 604_800_000_000 + 4 * 86_400_000_000;
+
+fn now(second: u64) -> Now {
+    Now {
+        monotonic: Monotonic(1_000_000_000_000 + second * 1_000_000_000),
+        wall: WallTime(MONDAY + second * 1_000_000),
+    }
+}
+
+fn gpu(number: usize) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-{number}")).unwrap()
+}
+
+fn pod(number: usize) -> PodUid {
+    PodUid::parse(&format!("{number:032x}")).unwrap()
+}
+
+fn sample(utilization: f64, copy: f64, now: Now) -> GpuSample {
+    let at = now.monotonic;
+    GpuSample {
+        utilization: Reading::Measured(Percent(utilization), at),
+        memory_copy: Reading::Measured(Percent(copy), at),
+        memory_used: Reading::Measured(Bytes(1 << 30), at),
+        power: Reading::Measured(Watts(100.0 + utilization), at),
+        ..GpuSample::default()
+    }
+}
+
+/// A pass over the cgroups of pods that each use half a core.
+fn pass(pods: std::ops::Range<usize>, now: Now) -> CgroupPass {
+    let report = |number: usize| {
+        let kind = CgroupKind::Pod { uid: pod(number), qos: Qos::Burstable };
+        let mut report = CgroupReport::unread(Arc::new(CgroupIdentity { path: "/pod".into(), kind }));
+        report.sample.cpu_total = Reading::Measured(Nanos(now.monotonic.0 / 2), now.monotonic);
+        report.sample.memory_working_set = Reading::Measured(Bytes(300 << 20), now.monotonic);
+        report
+    };
+    CgroupPass { reports: pods.map(report).collect(), ..CgroupPass::default() }
+}
+
+/// A view with these pods, each of which uses GPU 0.
+fn view(pods: std::ops::Range<usize>, now: Now) -> NodeView {
+    let used = GpuUse {
+        gpu: gpu(0),
+        mig: None,
+        processes: 1,
+        memory_used: Reading::Measured(Bytes(2 << 30), now.monotonic),
+        sm: Reading::Measured(Percent(12.0), now.monotonic),
+    };
+    let pods = pods.map(|number| PodView {
+        uid: pod(number),
+        name: Some(PodRef { namespace: "ns".into(), name: format!("pod-{number}").into() }),
+        qos: None,
+        cgroup: None,
+        sample: model::cgroup::CgroupSample::default(),
+        rates: ContainerRates::default(),
+        network: Reading::NOT_YET,
+        containers: Vec::new(),
+        gpus: vec![used.clone()],
+    });
+    NodeView { pods: pods.collect(), ..NodeView::empty(NodeName::parse("n").unwrap(), now) }
+}
+
+/// Makes all analyses that are due, without steps on disk.
+fn analyze(recorder: &mut Recorder, now: Now) {
+    while let Some(analysis) = recorder.due(now.monotonic) {
+        recorder.analyze(&analysis, &[], now);
+    }
+}
+
+fn quantities(profiles: &WorkloadProfiles, subject: &ProfiledSubject) -> BTreeSet<ProfiledQuantity> {
+    profiles.profiles.iter().filter(|one| one.subject == *subject).map(|one| one.quantity).collect()
+}
+
+/// The steps on disk.
+#[derive(Default)]
+struct Disk(BTreeMap<(HistoryKey, StoredTier, u64), HistoryStep>);
+
+impl Disk {
+    /// Keeps what waits; a step that is there already stays. Returns how many were there.
+    fn write(&mut self, recorder: &mut Recorder) -> usize {
+        let before = self.0.len();
+        let mut all = 0;
+        for unwritten in recorder.unwritten() {
+            for step in unwritten.steps {
+                all += 1;
+                self.0.entry((unwritten.key.clone(), unwritten.tier, step.index)).or_insert(step);
+            }
+        }
+        recorder.written();
+        all - (self.0.len() - before)
+    }
+
+    fn of(&self, key: &HistoryKey, tier: StoredTier) -> Vec<HistoryStep> {
+        let all = self.0.range((key.clone(), tier, 0)..=(key.clone(), tier, u64::MAX));
+        all.map(|(_, step)| *step).collect()
+    }
+}
+
+#[test]
+fn gpus_and_pods_are_profiled_and_a_pod_that_is_gone_is_not() {
+    let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+    for second in 0..1000 {
+        let now = now(second);
+        let high = second % 20 < 10;
+        recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(if high { 90.0 } else { 20.0 }, 5.0, now)), now.monotonic);
+        recorder.apply(RecorderEvent::Cgroups(&pass(0..3, now)), now.monotonic);
+        if second % 5 == 0 {
+            recorder.apply(RecorderEvent::View(&view(0..2, now)), now.monotonic);
+        }
+        recorder.close_steps(now.monotonic);
+        analyze(&mut recorder, now);
+    }
+    let profiles = recorder.profiles(now(1000));
+    let of_pod = |number| quantities(&profiles, &ProfiledSubject::Pod(pod(number)));
+    assert_eq!(quantities(&profiles, &ProfiledSubject::Gpu(gpu(0))), BTreeSet::from(ProfiledQuantity::OF_GPU));
+    assert_eq!(of_pod(0), BTreeSet::from(ProfiledQuantity::OF_POD));
+    assert_eq!(
+        of_pod(2),
+        BTreeSet::from([ProfiledQuantity::Cpu, ProfiledQuantity::Memory]),
+        "no use of a GPU is not 0"
+    );
+    let cycles = profiles.profiles.iter().find(|one| one.quantity == ProfiledQuantity::Utilization).unwrap();
+    let verdict = cycles.cycles.as_ref().unwrap();
+    assert_eq!(verdict.kind, VerdictKind::Periodic);
+    assert!((verdict.period.as_ref().unwrap().length.as_secs_f64() - 20.0).abs() < 1.0, "{verdict:?}");
+    assert!(cycles.forecasts.iter().any(|forecast| forecast.horizon == Duration::from_secs(300)), "{cycles:?}");
+    let named = profiles.profiles.iter().find(|one| one.subject == ProfiledSubject::Pod(pod(1))).unwrap();
+    assert_eq!(named.pod.as_ref().unwrap().to_string(), "ns/pod-1");
+    assert_eq!(profiles.jobs[0].kind, JobKind::Dlt);
+    assert_eq!(profiles.recorder.series, 4 + 2 * 4 + 2);
+
+    let now = now(1001);
+    recorder.apply(RecorderEvent::Cgroups(&pass(1..3, now)), now.monotonic);
+    assert!(!quantities(&recorder.profiles(now), &ProfiledSubject::Pod(pod(0))).is_empty(), "the view still has it");
+    recorder.apply(RecorderEvent::View(&view(1..2, now)), now.monotonic);
+    assert!(quantities(&recorder.profiles(now), &ProfiledSubject::Pod(pod(0))).is_empty());
+    assert!(!quantities(&recorder.profiles(now), &ProfiledSubject::Pod(pod(2))).is_empty(), "the pass has it");
+}
+
+/// Promise 24 in docs/specification.md.
+#[test]
+fn a_clock_that_jumps_moves_no_step_of_any_tier() {
+    let played = |jump: u64| {
+        let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+        for second in 0..2000 {
+            let mut now = now(second);
+            if second > 700 {
+                now.wall = WallTime(now.wall.0 + jump);
+                recorder.anchor(Anchor::new(now));
+            }
+            recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(50.0, 5.0, now)), now.monotonic);
+            recorder.close_steps(now.monotonic);
+        }
+        let unwritten: Vec<_> = recorder.unwritten().collect();
+        unwritten
+    };
+    assert_eq!(played(0), played(3_600_000_000));
+    assert!(!played(0).is_empty());
+}
+
+#[test]
+fn nothing_is_written_while_the_wall_clock_is_not_set() {
+    let mut recorder = Recorder::new(PERIODS, None);
+    for second in 0..500 {
+        let now = now(second);
+        recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(50.0, 5.0, now)), now.monotonic);
+        recorder.close_steps(now.monotonic);
+        analyze(&mut recorder, now);
+    }
+    assert_eq!(recorder.unwritten().count(), 0);
+    assert!(!recorder.profiles(now(500)).profiles.is_empty(), "what is in memory is analysed");
+    recorder.anchor(Anchor::new(now(500)));
+    recorder.close_steps(now(500).monotonic);
+    assert!(recorder.unwritten().count() > 0);
+}
+
+/// Two loads: one that is high from 8:00 to 18:00 each day, and one that is low on Saturday and Sunday.
+fn loads(minute: u64) -> (f64, f64) {
+    let (day, hour) = (minute / 1440 % 7, minute / 60 % 24);
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    let noise = (minute.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as f64 / 1024.0 * 6.0;
+    let daily = if (8..18).contains(&hour) { 80.0 } else { 10.0 };
+    let weekly = if day < 5 { 70.0 } else { 10.0 };
+    (daily + noise, weekly + noise)
+}
+
+#[test]
+fn five_weeks_of_minutes_show_the_day_and_the_week_and_nothing_counts_twice_after_restarts() {
+    const MINUTES: u64 = 35 * 1440;
+    let minute = Duration::from_secs(60);
+    let periods = Periods { period: minute, slow: minute, lists: minute };
+    let mut disk = Disk::default();
+    let mut recorder = Recorder::new(periods, Anchor::new(now(0)));
+    let mut again = 0;
+    for number in 0..MINUTES {
+        let now = now(number * 60);
+        let (daily, weekly) = loads(number);
+        recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(daily, weekly, now)), now.monotonic);
+        recorder.close_steps(now.monotonic);
+        if number % 5 == 4 {
+            again += disk.write(&mut recorder);
+        }
+        if number == 17 * 1440 + 703 {
+            // A kill: what was not written is lost, and the anchor of this boot is on disk.
+            recorder = Recorder::new(periods, Anchor::new(self::now(0)));
+        }
+    }
+    assert!(again <= 16, "only the steps of the restart are computed twice: {again}");
+    let end = now(MINUTES * 60);
+    recorder.close_steps(end.monotonic);
+    let quarters = 35 * 96;
+    for (quantity, days) in [(ProfiledQuantity::Utilization, 1.0), (ProfiledQuantity::MemoryCopy, 7.0)] {
+        let key = HistoryKey { subject: ProfiledSubject::Gpu(gpu(0)), quantity };
+        let steps = disk.of(&key, StoredTier::Quarter);
+        assert!((quarters - 3..=quarters).contains(&steps.len()), "{} quarters", steps.len());
+        assert!(steps.iter().all(|step| step.value.mean < 90.0), "two values of one step were not added up");
+        for kind in [AnalysisKind::Near, AnalysisKind::Minutes, AnalysisKind::Quarters] {
+            let analysis = Analysis { key: key.clone(), kind };
+            let range = recorder.stored_range(&analysis, end.monotonic);
+            let stored = range.map(|range| {
+                disk.of(&key, range.tier)
+                    .into_iter()
+                    .filter(|step| range.steps.contains(&step.index))
+                    .collect::<Vec<_>>()
+            });
+            recorder.analyze(&analysis, &stored.unwrap_or_default(), end);
+        }
+        let profiles = recorder.profiles(end);
+        let profile = profiles.profiles.iter().find(|one| one.quantity == quantity).unwrap();
+        let verdict = profile.cycles.as_ref().unwrap();
+        let period = verdict.period.as_ref().unwrap_or_else(|| panic!("{verdict:?}"));
+        let found = period.length.as_secs_f64() / 86_400.0;
+        assert!((found / days - 1.0).abs() < 0.03, "{quantity:?}: a period of {found} days");
+        assert!(profile.next_hour_maximum.is_some() && profile.forecasts.iter().any(|one| one.horizon == minute * 60));
+    }
+}
+
+#[test]
+fn the_histories_of_eight_gpus_and_two_hundred_containers_fit_into_six_mib() {
+    const BUDGET: usize = 6 << 20;
+    let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+    for second in 0..1100 {
+        let now = now(second);
+        for number in 0..8 {
+            recorder.apply(RecorderEvent::Gpu(&gpu(number), &sample(50.0, 5.0, now)), now.monotonic);
+        }
+        recorder.apply(RecorderEvent::Cgroups(&pass(0..100, now)), now.monotonic);
+        if second % 5 == 0 {
+            recorder.apply(RecorderEvent::View(&view(0..100, now)), now.monotonic);
+        }
+        recorder.close_steps(now.monotonic);
+    }
+    let profiles = recorder.profiles(now(1100));
+    assert_eq!(profiles.recorder.series, 8 * 4 + 100 * 4);
+    // What the minutes above have not reached: NVML's own samples, verdicts of four tiers, and a file that cannot be written.
+    let samples = 8 * 4096 * 16;
+    let verdicts = 432 * 4 * 640;
+    let pending = 432 * (MAX_PENDING[0] + MAX_PENDING[1]) * 12 * 4 / 3;
+    let all = recorder.bytes() + samples + verdicts + pending;
+    assert!(all <= BUDGET, "{all} bytes, {} of them now", recorder.bytes());
+}
+
+#[test]
+fn series_beyond_the_bound_are_counted() {
+    let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+    for second in 0..2 {
+        recorder.apply(RecorderEvent::Cgroups(&pass(0..MAX_SERIES, now(second))), now(second).monotonic);
+    }
+    let state = recorder.profiles(now(2)).recorder;
+    assert_eq!(usize::try_from(state.series).unwrap(), MAX_SERIES);
+    assert!(state.left_out > 0 && recorder.bytes() > 0);
+    recorder.apply(RecorderEvent::Missed(7), now(2).monotonic);
+    assert_eq!(recorder.profiles(now(2)).recorder.missed, 7);
+}
