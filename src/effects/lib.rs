@@ -11,6 +11,7 @@
 //!   delivery               the CDI spec and the limits of a container that starts
 //!   state_file             a file in the state directory that the agent writes, and reads after a restart
 //!   incidents              incidents of GPUs, kept over a restart
+//!   profile_store          histories of GPUs and pods, kept for five weeks
 //!   binding_file           whether the container runtime supports CDI, kept over a restart
 //!   failpoint              places where a test kills or holds the process; not in a release build
 //!   sample_view            for tests: views of nodes
@@ -34,4 +35,5 @@ pub mod plugin;
 pub mod delivery;
 pub mod state_file;
 pub mod incidents;
+pub mod profile_store;
 pub mod binding_file;
