@@ -9,6 +9,7 @@
 
 use model::time::{Monotonic, Now, WallTime};
 use rustix::time::{ClockId, Timespec, clock_gettime};
+use std::time::Duration;
 
 #[cfg(all(feature = "simulation", not(debug_assertions)))]
 compile_error!("the feature `simulation` lets tests set the clock: a release build must not enable it");
@@ -44,6 +45,12 @@ pub fn monotonic() -> Monotonic {
     Monotonic(nanos(clock_gettime(ClockId::Boottime)))
 }
 
+/// Time of a processor that this thread has taken since its start.
+#[must_use]
+pub fn thread_time() -> Duration {
+    Duration::from_nanos(nanos(clock_gettime(ClockId::ThreadCPUTime)))
+}
+
 /// A clock before its epoch reads as 0.
 fn nanos(time: Timespec) -> u64 {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -59,5 +66,17 @@ mod tests {
         let second = super::now();
         assert!(second.monotonic >= first.monotonic);
         assert!(first.wall.0 > 1_700_000_000_000_000, "microseconds since 1970");
+    }
+
+    #[test]
+    fn the_time_of_a_thread_grows_while_it_works_and_not_while_it_waits() {
+        let began = super::thread_time();
+        let monotonic = super::monotonic();
+        while super::thread_time() == began {
+            std::hint::spin_loop();
+        }
+        std::thread::park_timeout(std::time::Duration::from_millis(50));
+        let took = super::thread_time() - began;
+        assert!(took < super::monotonic().since(monotonic), "{took:?}");
     }
 }

@@ -114,9 +114,15 @@ impl Recorder {
         }
     }
 
-    /// Ties the clocks together, if they were not tied before.
-    pub fn anchor(&mut self, anchor: Option<Anchor>) {
+    /// Ties the clocks together, unless they are tied already.
+    pub fn tie_clocks(&mut self, anchor: Option<Anchor>) {
         self.anchor = self.anchor.or(anchor);
+    }
+
+    /// How the clocks are tied; `None` while the wall clock is not set.
+    #[must_use]
+    pub fn anchor(&self) -> Option<Anchor> {
+        self.anchor
     }
 
     /// Takes in one report.

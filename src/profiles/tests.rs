@@ -170,7 +170,7 @@ fn a_clock_that_jumps_moves_no_step_of_any_tier() {
             let mut now = now(second);
             if second > 700 {
                 now.wall = WallTime(now.wall.0 + jump);
-                recorder.anchor(Anchor::new(now));
+                recorder.tie_clocks(Anchor::new(now));
             }
             recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(50.0, 5.0, now)), now.monotonic);
             recorder.close_steps(now.monotonic);
@@ -193,7 +193,7 @@ fn nothing_is_written_while_the_wall_clock_is_not_set() {
     }
     assert_eq!(recorder.unwritten().count(), 0);
     assert!(!recorder.profiles(now(500)).profiles.is_empty(), "what is in memory is analysed");
-    recorder.anchor(Anchor::new(now(500)));
+    recorder.tie_clocks(Anchor::new(now(500)));
     recorder.close_steps(now(500).monotonic);
     assert!(recorder.unwritten().count() > 0);
 }
