@@ -82,6 +82,8 @@ fn through_a_fake_proc(target: u64) -> Outcome<Grown> {
         .with("--period", "250ms")
         .with("--slow-period", "250ms")
         .with("--process-period", "250ms")
+        // Histories in memory grow for a quarter of an hour, whatever processes there are.
+        .switch("--workload-profiles=off")
         .start();
     let mut first = None;
     let mut running: Vec<u64> = Vec::new();
@@ -117,6 +119,7 @@ fn through_real_processes() -> Outcome<Grown> {
     let agent = Agent::standalone(env!("CARGO_BIN_EXE_gpu-steward"))
         .with("--gpus", "none")
         .with("--slow-period", "500ms")
+        .switch("--workload-profiles=off")
         .start();
     let spawn = |count: u32| -> Outcome<()> {
         let script = format!("i=0; while [ $i -lt {count} ]; do /bin/true; i=$((i+1)); done");

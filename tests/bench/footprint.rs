@@ -6,13 +6,15 @@
 //! names the cAdvisor program, and `FOOTPRINT_BINARY` names an agent other than that of the test profile.
 //! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load, and `FOOTPRINT_MIG` divides each GPU into this many
 //! instances. With `FOOTPRINT_WATCH` the agent also watches the same pods at an API server; then it may use 18 MiB. With
-//! `FOOTPRINT_STREAM` the bench measures the cost of a stream to the leading extender instead ([`reporting`]).
+//! `FOOTPRINT_STREAM` the bench measures the cost of a stream to the leading extender instead ([`reporting`]), with
+//! `FOOTPRINT_PROFILES` that of workload profiles ([`workload_profiles`]); all other measurements are without profiles.
 //! `FOOTPRINT=smoke` is the smoke test of each run: memory only, of an agent alone, with sharing, and with a stream.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod process_cost;
 mod reporting;
+mod workload_profiles;
 
 use lab::agent::Agent;
 use lab::api_server::{self, FakeApiServer};
@@ -89,7 +91,7 @@ fn start_agent(pods: &Pods, gpus: (usize, usize)) -> Outcome<(Agent, Running, Op
     };
     let fake = FakeNvml::install(recipe.dir())?;
     fake.write_text(&serde_json::to_vec(&scenario(pods, gpus))?)?;
-    let agent = recipe.with("--nvml-library", fake.library()).start();
+    let agent = recipe.with("--nvml-library", fake.library()).switch("--workload-profiles=off").start();
     let watcher = Command::new(binary)
         .args(["usage", "--watch", "-o", "json", "--usage-socket"])
         .arg(&agent.usage_socket)
@@ -134,6 +136,9 @@ fn bench() -> Outcome<bool> {
     if smoke || std::env::var_os("FOOTPRINT_STREAM").is_some() {
         return reporting::bench(&pods, gpus, Duration::from_secs(seconds), smoke);
     }
+    if std::env::var_os("FOOTPRINT_PROFILES").is_some() {
+        return workload_profiles::bench(&pods, (gpus, instances), Duration::from_secs(seconds));
+    }
     let (agent, _watcher, server) = start_agent(&pods, (gpus, instances))?;
     let (baseline, baseline_address) = start_baseline()?;
     let programs = [
@@ -150,7 +155,7 @@ fn bench() -> Outcome<bool> {
     let named = agent.get("/api/v1/pods?namespace=bench").json()["pods"].as_array().map_or(0, Vec::len);
     let seen = seen && (server.is_none() || named >= count);
     let limit = if server.is_some() { SHARING_KIB } else { ALONE_KIB };
-    let bound = if count == PODS { CPU_LIMIT * slower(&measured) } else { CPU_LIMIT };
+    let bound = if count == PODS { CPU_LIMIT * slower_than_record(&measured) } else { CPU_LIMIT };
     report(&measured, seen, (limit, bound))
 }
 
@@ -160,7 +165,7 @@ fn listed(agent: &Agent, path: &str, key: &str) -> usize {
 }
 
 /// How many times slower this machine is than the machine of the record, by cAdvisor's CPU share.
-fn slower(measured: &[Measured]) -> f64 {
+fn slower_than_record(measured: &[Measured]) -> f64 {
     measured.last().map_or(1.0, |baseline| (baseline.cpu_share / BASELINE_CPU).max(1.0))
 }
 

@@ -92,7 +92,7 @@ fn reporting(recipe: Recipe, server: &FakeApiServer, extender: &ExtenderProcess)
 fn start(recipe: Recipe, scenario: &Value) -> Outcome<(Agent, Running)> {
     let fake = FakeNvml::install(recipe.dir())?;
     fake.write_text(&serde_json::to_vec(scenario)?)?;
-    let agent = recipe.with("--nvml-library", fake.library()).start();
+    let agent = recipe.with("--nvml-library", fake.library()).switch("--workload-profiles=off").start();
     let watcher = Command::new(binary())
         .args(["usage", "--watch", "-o", "json", "--usage-socket"])
         .arg(&agent.usage_socket)

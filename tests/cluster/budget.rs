@@ -59,7 +59,8 @@ fn sharing_with_a_hundred_pods_stays_within_its_budget() {
     };
     driver(&vec![Vec::new(); GPUS]);
     let library = format!("--nvml-library={}", fake.library().display());
-    let agent = bed.agent(&["--gpus=nvml", &library, &device_nodes(folder.path()), "--split-count=32"]);
+    let off = "--workload-profiles=off";
+    let agent = bed.agent(&["--gpus=nvml", &library, &device_nodes(folder.path()), "--split-count=32", off]);
     assert_eq!(agent.admin("PUT", "/loglevel", "0").status, 200, "the default log level");
     let uuids = Bed::gpus(&agent);
     let share = |n: usize| [(n % GPUS, 1000, 1)];
@@ -78,7 +79,7 @@ fn sharing_with_a_hundred_pods_stays_within_its_budget() {
     let mut of_gpu = vec![Vec::new(); GPUS];
     pids.iter().enumerate().for_each(|(n, pid)| of_gpu[n % GPUS].push(*pid));
     driver(&of_gpu);
-    let standalone = bed.standalone_agent(&["--gpus=nvml", &library]);
+    let standalone = bed.standalone_agent(&["--gpus=nvml", &library, off]);
     let [(memory, cpu), (memory_standalone, cpu_standalone)] = costs(&[&agent, &standalone]);
     let resident = agent.resident_mib();
     println!(
