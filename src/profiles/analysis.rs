@@ -24,6 +24,8 @@ const FAR: Duration = Duration::from_secs(3600);
 const QUANTILE: f64 = 0.9;
 /// Minutes from which the trend is taken once there are so many: an hour says more about an hour than a quarter does.
 const MINUTES_OF_A_TREND: usize = 60;
+/// NVML's own samples are judged while the newest one is not older: they come every five seconds, and an idle GPU has none.
+const FRESH: Duration = Duration::from_secs(60);
 /// Steps at the end of the fine tier whose readings may be under way.
 const LATE_STEPS: usize = 2;
 
@@ -100,6 +102,7 @@ impl Analyzed<'_> {
         let series = window.and_then(|window| Some((window.begin, series(window.step, window.means)?)));
         let Some((begin, series)) = series else {
             self.findings.near = Near::default();
+            self.judge_nothing(CycleWindow::Fine, now);
             return;
         };
         let series = series.with_counter(self.counter);
@@ -117,10 +120,20 @@ impl Analyzed<'_> {
     fn source(&mut self, now: Now) {
         let Some(source) = self.history.source() else { return };
         let (samples, refresh) = source.newest();
-        let Some(first) = samples.first().map(|sample| sample.at) else { return };
+        let fresh = |newest: Duration| newest + FRESH >= Duration::from_nanos(now.monotonic.0);
+        let times = samples.first().zip(samples.last()).map(|(first, newest)| (first.at, newest.at));
+        let Some((first, _)) = times.filter(|(_, newest)| fresh(*newest)) else {
+            return self.judge_nothing(CycleWindow::Source, now);
+        };
         let Ok(series) = Series::resampled(&samples, refresh) else { return };
         let series = series.with_counter(Counter { window: refresh, refresh });
         self.cycles.judge(CycleWindow::Source, &series, first, now.wall);
+    }
+
+    /// A window without values: what was published about it must not stay.
+    fn judge_nothing(&mut self, window: CycleWindow, now: Now) {
+        let Ok(nothing) = Series::regular(Duration::from_secs(1), []) else { return };
+        self.cycles.judge(window, &nothing, Duration::from_nanos(now.monotonic.0), now.wall);
     }
 
     /// Analyses minutes: all that are over, the first one measured at `first`.

@@ -125,7 +125,7 @@ impl CycleTracker {
     }
 
     fn of_all(&self) -> impl Iterator<Item = (&Published, WallTime)> + Clone {
-        CycleWindow::ALL.into_iter().filter_map(|window| self.of(window))
+        CycleWindow::ALL.into_iter().filter_map(move |window| self.of(window))
     }
 
     fn of(&self, window: CycleWindow) -> Option<(&Published, WallTime)> {

@@ -148,7 +148,7 @@ impl Tier {
 
     /// All measured steps, oldest first, each with its begin.
     pub fn steps(&self) -> impl Iterator<Item = (Monotonic, StepValue)> + '_ {
-        (self.begin..self.end()).filter_map(|index| Some((self.time_of(index), self.at(index)?)))
+        (self.begin..self.end()).filter_map(move |index| Some((self.time_of(index), self.at(index)?)))
     }
 
     /// Bytes on the heap.
