@@ -188,7 +188,9 @@ mod tests {
     #[test]
     fn a_thread_that_hangs_delays_the_end_of_the_agent_by_a_second_at_most() {
         let (release, held) = std::sync::mpsc::channel::<()>();
-        let (profiling, _profiles) = running(std::thread::spawn(move || drop(held.recv())));
+        let (profiling, _profiles) = running(std::thread::spawn(move || {
+            let _ = held.recv();
+        }));
         let stop = CancellationToken::new();
         stop.cancel();
         let ended = runtime(2, 1).unwrap().block_on(tokio::time::timeout(LAST_WRITE * 10, profiling.watch(stop)));

@@ -187,10 +187,11 @@ proptest! {
         let (read, read_form) = decode_snapshot(&encode_snapshot(&written, form)).unwrap();
         prop_assert_eq!(read_form, form);
         let apart = |one: Duration, other: Duration| one.abs_diff(other) < Duration::from_micros(1);
-        prop_assert!(match (read.period, written.period) {
+        let same_period = match (read.period, written.period) {
             (Some(one), Some(other)) => apart(one, other),
             (one, other) => one == other,
-        });
+        };
+        prop_assert!(same_period);
         prop_assert_eq!(GpuSnapshot { period: None, ..read }, GpuSnapshot { period: None, ..written });
     }
 }
