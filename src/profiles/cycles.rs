@@ -56,21 +56,21 @@ impl CycleTracker {
         let tracked = self.windows[of as usize].get_or_insert_default();
         let before = tracked.watch.published().map(meaning);
         let time = |index: usize| begin + series.step().saturating_mul(u32::try_from(index).unwrap_or(u32::MAX));
+        let last = time(series.len().saturating_sub(1));
         let parts = match verdict.period() {
             Some(period) if !tracked.publishes_a_period() => parts(of, series, period),
             _ => None,
         };
-        match parts {
-            Some(Parts { at, first, second }) => {
-                if before.is_none() {
-                    // An earlier verdict on a part of this window must not delay what the two parts show.
-                    tracked.watch = PeriodWatch::new();
-                }
-                tracked.watch.apply(&light(&first), begin..time(at));
-                let second = second.as_ref().map_or_else(|| light(&verdict), light);
-                tracked.watch.apply(&second, time(at)..time(series.len()));
-            }
-            None => tracked.watch.apply(&light(&verdict), begin..time(series.len())),
+        let agreed = parts.and_then(|Parts { at, first, second }| {
+            let mut watch = PeriodWatch::new();
+            watch.apply(&light(&first), begin..time(at.saturating_sub(1)));
+            watch.apply(&light(second.as_ref().unwrap_or(&verdict)), time(at)..last);
+            watch.published().is_some().then_some(watch)
+        });
+        match agreed {
+            // Earlier verdicts on parts of this window must not delay what its two parts show.
+            Some(watch) => tracked.watch = watch,
+            None => tracked.watch.apply(&light(&verdict), begin..last),
         }
         if tracked.watch.published().map(meaning) != before {
             tracked.since = now;

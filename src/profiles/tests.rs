@@ -12,6 +12,7 @@ use model::observation::CgroupPass;
 use model::stored_history::{HistoryKey, HistoryStep, StoredTier};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::{Bytes, Nanos, Percent, Watts};
+use model::utilization::{UtilizationSample, UtilizationSamples};
 use model::view::{ContainerRates, GpuUse, NodeView, PodView};
 use model::workload_profile::{JobKind, ProfiledQuantity, ProfiledSubject, VerdictKind, WorkloadProfiles};
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,6 +160,38 @@ fn gpus_and_pods_are_profiled_and_a_pod_that_is_gone_is_not() {
     recorder.apply(RecorderEvent::View(&view(1..2, now)), now.monotonic);
     assert!(quantities(&recorder.profiles(now), &ProfiledSubject::Pod(pod(0))).is_empty());
     assert!(!quantities(&recorder.profiles(now), &ProfiledSubject::Pod(pod(2))).is_empty(), "the pass has it");
+}
+
+/// Longest time until the period of a short cycle is shown.
+const SHOWN_AFTER: u64 = 180;
+
+#[test]
+fn a_cycle_of_six_seconds_is_shown_within_three_minutes_with_and_without_samples_of_the_driver() {
+    for samples_a_second in [0, 6] {
+        let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+        let load = |micros: u64| if micros % 6_000_000 < 3_600_000 { 95.0 } else { 5.0 };
+        for second in 0..SHOWN_AFTER {
+            let now = now(second);
+            let reading = sample(load(second * 1_000_000), 5.0, now);
+            recorder.apply(RecorderEvent::Gpu(&gpu(0), &reading), now.monotonic);
+            if second % 5 == 4 && samples_a_second > 0 {
+                let samples = (0..5 * samples_a_second).map(|number| {
+                    let before = (5 * samples_a_second - number) * 1_000_000 / samples_a_second;
+                    let stamp = WallTime((now.wall.0 + 1_000_000).saturating_sub(before));
+                    UtilizationSample { stamp, percent: Percent(load(stamp.0 - MONDAY)) }
+                });
+                let batch = UtilizationSamples { gpu: gpu(0), read_at: now.monotonic, samples: samples.collect() };
+                recorder.apply(RecorderEvent::Utilization(&batch), now.monotonic);
+            }
+            recorder.close_steps(now.monotonic);
+            analyze(&mut recorder, now);
+        }
+        let profiles = recorder.profiles(now(SHOWN_AFTER));
+        let used = profiles.profiles.iter().find(|one| one.quantity == ProfiledQuantity::Utilization).unwrap();
+        let verdict = used.cycles.as_ref().unwrap();
+        let found = verdict.period.as_ref().unwrap_or_else(|| panic!("{verdict:?}")).length.as_secs_f64();
+        assert!((found - 6.0).abs() < 0.3, "{samples_a_second} samples a second: {found}");
+    }
 }
 
 /// Promise 24 in docs/specification.md.
