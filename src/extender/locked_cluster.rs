@@ -482,9 +482,12 @@ impl LockedCluster {
         let named = verdict.fit.iter().zip(&verdict.explained);
         let unknown = named.filter(|(_, explained)| explained.check == CheckResult::Fallback);
         for name in unknown.filter_map(|(place, _)| nodes.get(*place)) {
-            if self.findings.may_say(name, now)
-                && let Some((device, why)) = self.cluster.lock().unknown_memory(name)
-            {
+            if !self.findings.may_say(name, now) {
+                continue;
+            }
+            // The line is written after the lock is free.
+            let unknown = self.cluster.lock().unknown_memory(name);
+            if let Some((device, why)) = unknown {
                 tracing::info!("{}", realtime::missing(name, &device, &why));
             }
         }

@@ -53,7 +53,13 @@ impl Driver {
 
     fn agent(&self, bed: &Bed) -> Agent {
         let library = format!("--nvml-library={}", self.fake.library().display());
-        bed.agent(&["--gpus=nvml", &library, &format!("--dev-root={}", self.dev.display()), "--process-period=1s"])
+        bed.agent(&[
+            "--workload-profiles=on",
+            "--gpus=nvml",
+            &library,
+            &format!("--dev-root={}", self.dev.display()),
+            "--process-period=1s",
+        ])
     }
 }
 

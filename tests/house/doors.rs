@@ -8,8 +8,7 @@ use toml::{Table, Value};
 const PLAN: &str = "docs/architecture.md";
 /// The only crates from a registry that a pure room may use: none has a clock, file, socket, async runtime or logger.
 const PURE_ROOMS: [&str; 5] = ["model", "wire", "decide", "timeseries", "profiles"];
-const PURE_CRATES: [&str; 8] =
-    ["base64", "foldhash", "jiff", "prost", "realfft", "serde", "serde_json", "thiserror"];
+const PURE_CRATES: [&str; 8] = ["base64", "foldhash", "jiff", "prost", "realfft", "serde", "serde_json", "thiserror"];
 /// Rooms that share no code with other rooms: a fake would share the program's mistakes, and the profiler, the protocols and the
 /// analysis of series are useful to other programs.
 const ALONE: [&str; 4] = ["fake-nvml", "pprof", "proto", "timeseries"];

@@ -106,12 +106,13 @@ fn an_agent_without_profile_annotations_removes_those_of_an_earlier_agent_and_le
             is_done.then_some(annotations)
         })
     };
-    let running = agent(&server, driver.library());
+    let profiled = Agent::in_cluster(BINARY, &server, "n1").with("--nvml-library", driver.library());
+    let running = profiled.switch("--workload-profiles=on").launch();
     let facts = texts(true)[GPU_STATIC].clone();
     let expected = "{'count': '2', 'model': 'NVIDIA H100 80GB HBM3', 'mem_size': '80GB', 'pcie_gen_width': ";
     assert!(facts.as_str().is_some_and(|text| text.starts_with(expected)), "{facts}");
     assert!(running.terminate().status.success());
-    for flag in ["--profile-annotations=off", "--workload-profiles=false"] {
+    for flag in ["--profile-annotations=off", "--workload-profiles=off"] {
         let silent = Agent::in_cluster(BINARY, &server, "n1").with("--nvml-library", driver.library());
         let silent = silent.switch(flag).launch();
         let annotations = texts(false);

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+/// Profiles are off by default.
+const ON: &str = "--workload-profiles=on";
 /// The period of the fake load.
 const PERIOD: f64 = 6.0;
 /// Longest time until the period is published. A GPU is analysed every 30 s, and a second analysis must agree on values that
@@ -72,7 +74,11 @@ fn a_cycle_of_six_seconds_is_shown_at_the_api_in_the_metrics_and_in_top() {
     ]);
     let cyclic = FakeGpu { values, ..fake_gpus("H100", 1) };
     let (_directory, fake) = fake(&Scenario { gpus: vec![cyclic, fake_gpus("H100", 1)], ..Scenario::default() });
-    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).with("--node-name", "node-a").start();
+    let agent = Agent::standalone(BINARY)
+        .switch(ON)
+        .with("--nvml-library", fake.library())
+        .with("--node-name", "node-a")
+        .start();
     let address = agent.metrics;
     let prometheus = Prometheus::start(&format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n\
@@ -111,7 +117,7 @@ fn a_cycle_of_six_seconds_is_shown_at_the_api_in_the_metrics_and_in_top() {
 
 #[test]
 fn the_history_of_a_gpu_is_read_as_json_csv_and_a_table() {
-    let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:1").start();
+    let agent = Agent::standalone(BINARY).switch(ON).with("--gpus", "simulated=H100:1").start();
     let points = eventually("ten values", SOON, || {
         let answer = agent.get("/api/v1/history?series=gpu/0/utilization&from=-5m&step=1s");
         let document = (answer.status == 200).then(|| answer.json())?;
@@ -141,7 +147,7 @@ fn the_history_of_a_gpu_is_read_as_json_csv_and_a_table() {
 
 #[test]
 fn a_history_that_cannot_be_had_is_refused_with_a_sentence() {
-    let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:1").start();
+    let agent = Agent::standalone(BINARY).switch(ON).with("--gpus", "simulated=H100:1").start();
     agent.logs("simulated");
     let url = format!("http://{}", agent.metrics);
     for (arguments, code, words) in [

@@ -267,8 +267,7 @@ mod tests {
     #[test]
     fn flags_are_read() {
         command().debug_assert();
-        let line =
-            "csv - --value power --time none --group gpu --step 30s --horizon 5m,1h --plot a/b.png -o json";
+        let line = "csv - --value power --time none --group gpu --step 30s --horizon 5m,1h --plot a/b.png -o json";
         let CsvCommand { file, choices, plot, output } = parsed(line).unwrap();
         assert_eq!((file, plot, output), (STDIN.into(), Some("a/b.png".into()), Output::Json));
         let names = [choices.value, choices.time, choices.group].map(Option::unwrap_or_default);

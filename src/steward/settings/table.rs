@@ -188,9 +188,9 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         Node,
         "workload-profiles",
-        (SWITCH, "true"),
+        (SWITCH, "false"),
         "Keep histories of GPUs and pods and analyse them: cycles, trends and forecasts. The long histories are in \
-         profile.db in the state directory; off costs less memory and CPU time",
+         profile.db in the state directory. They cost memory and CPU time, which docs/specification.md bounds",
     ),
     key(
         Gpu,
