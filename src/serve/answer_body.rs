@@ -1,7 +1,7 @@
 //! Answers: a pool of large buffers, and the response body that carries a buffer to the client in pieces.
 //!
 //! Bounds: all answers that clients are taking have at most `HELD` bytes together, unless there is only one. When a new one
-//! would exceed that, the address with the most bytes loses the answer of which it has taken nothing for the longest time. The
+//! would exceed that, answers of which nothing was taken for a second are lost first, then those of the address with the most bytes. The
 //! owners of pods decide how long names are, and anyone who reaches an open port can request an answer and not read it.
 //!
 //! What must never happen here: memory that grows with the number of clients that do not read.
@@ -21,6 +21,7 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Number of buffers kept for the next answer: one for its text, one for the compressed text.
@@ -32,6 +33,9 @@ const KEPT_BYTES: usize = 2 * 1024 * 1024;
 /// 45 MiB itself, up to 64 MiB for the pods of its node, and 26 MiB for an answer if all names are as long as Kubernetes allows: there
 /// is room for these answers, and for a text that is being written and its compressed form.
 const HELD: usize = 32 << 20;
+
+/// An answer of which the client has taken nothing for this long is lost before answers that move.
+const STALLED: Duration = Duration::from_secs(1);
 
 /// Buffers kept for the next answers, and the answers that clients are taking.
 #[derive(Clone, Debug, Default)]
@@ -85,7 +89,12 @@ impl AnswerBuffers {
         for other in &others {
             *by_peer.entry(other.peer).or_default() += other.capacity;
         }
-        others.sort_by_key(|other| (Reverse(by_peer.get(&other.peer).copied()), other.rest.lock().moved));
+        let now = Instant::now();
+        others.sort_by_key(|other| {
+            let moved = other.rest.lock().moved;
+            let moves = now - moved < STALLED;
+            (moves, Reverse(by_peer.get(&other.peer).copied().filter(|_| moves)), moved)
+        });
         let mut total: usize = capacity + others.iter().map(|other| other.capacity).sum::<usize>();
         for stalled in others {
             if total <= HELD {
