@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::candidates::Candidate;
 use super::score::Scorer;
-use super::signal::Signal;
+use super::signal::{Signal, samples_per_point};
 use super::track::{Rule, Start, Tracker};
 
 /// Points of a cycle when candidates are compared: at least so many, and less than twice as many. More cost time, fewer do not
@@ -21,6 +21,9 @@ const LONG: f64 = 24.0;
 
 /// Cycles from which on pauses are looked for: with fewer, two gaps between random bursts look like one.
 const SOME: f64 = 8.0;
+
+/// Samples of the shortest cycle that is looked for beside pauses: a shorter one that is long by chance looks like a pause.
+const SHORTEST_BESIDE_PAUSES: f64 = 8.0;
 
 /// Cycles that are as much alike have no pauses between them.
 const ALIKE: f64 = 0.8;
@@ -115,7 +118,7 @@ impl<'a> Search<'a> {
     fn best_fold(&mut self, length: f64) -> Fold {
         let mut best = self.fold(length, Way::Plain);
         let expected = self.signal.finest().len() as f64 / length;
-        if expected >= SOME && best.score < ALIKE {
+        if expected >= SOME && length >= SHORTEST_BESIDE_PAUSES && best.score < ALIKE {
             let other = self.fold(length, Way::Pauses);
             if other.score > best.score + CLEARLY_BETTER {
                 best = other;
@@ -133,7 +136,7 @@ impl<'a> Search<'a> {
     /// Folds with one length; the starts stay in the tracker.
     fn fold(&mut self, length: f64, way: Way) -> Fold {
         let level = self.signal.level_for(length, COARSE);
-        let scale = (1_u64 << level) as f64;
+        let scale = samples_per_point(level);
         let coarse = length / scale;
         let mut points = self.signal.level(level);
         if way == Way::Drift {
@@ -156,9 +159,9 @@ impl<'a> Search<'a> {
     /// The starts of the cycles of a fold, in samples.
     pub(super) fn starts(&mut self, fold: &Fold) -> Vec<Start> {
         let level = self.signal.level_for(fold.expected, COARSE);
-        let scale = (1_u64 << level) as f64;
+        let scale = samples_per_point(level);
         self.fold(fold.expected, fold.way);
-        let center = (scale - 1.0) / 2.0;
+        let center = ((scale - 1.0) / 2.0).max(0.0);
         self.tracker.starts.iter().map(|start| Start { at: start.at * scale + center, ..*start }).collect()
     }
 }

@@ -19,10 +19,11 @@ const MOST_OUTSIDE: usize = 16;
 /// A value may lie outside of the usual range by this share of it.
 const CLIP_BEYOND: f64 = 0.5;
 
-/// A series at halved resolutions.
+/// A series at several resolutions.
 #[derive(Debug)]
 pub(super) struct Signal {
-    /// Each level has half as many points as the one before it: the means of two.
+    /// The first level has a point between each two values, so that a short cycle can begin there. The second one has the values,
+    /// and each further one half as many points as the one before it: the means of two.
     levels: Vec<Vec<f32>>,
 }
 
@@ -35,7 +36,7 @@ impl Signal {
         if !normalize(&mut points) {
             return None;
         }
-        let mut levels = vec![points];
+        let mut levels = vec![doubled(&points), points];
         while let Some(finest) = levels.last().filter(|finest| finest.len() >= 2 * FEWEST_POINTS) {
             let halved = finest.chunks_exact(2).map(|pair| (pair[0] + pair[1]) * 0.5).collect();
             levels.push(halved);
@@ -45,14 +46,14 @@ impl Signal {
 
     /// The values at full resolution: mean 0, variance 1.
     pub(super) fn finest(&self) -> &[f32] {
-        &self.levels[0]
+        self.level(1)
     }
 
-    /// The level at which `length` samples take at least `points` points and less than twice as many; the finest level if it
+    /// The level at which `length` samples take at least `points` points and less than twice as many; the first level if it
     /// has fewer.
     pub(super) fn level_for(&self, length: f64, points: f64) -> usize {
         let mut level = 0;
-        let mut taken = length;
+        let mut taken = length / samples_per_point(level);
         while taken >= 2.0 * points && level + 1 < self.levels.len() {
             taken *= 0.5;
             level += 1;
@@ -64,6 +65,21 @@ impl Signal {
     pub(super) fn level(&self, level: usize) -> &[f32] {
         self.levels.get(level).map_or(&[], Vec::as_slice)
     }
+}
+
+/// The distance of two points of a level in samples.
+pub(super) fn samples_per_point(level: usize) -> f64 {
+    (1_u64 << level.min(63)) as f64 / 2.0
+}
+
+/// The points, and the mean of neighbours between them.
+fn doubled(points: &[f32]) -> Vec<f32> {
+    let mut doubled = Vec::with_capacity(2 * points.len());
+    for (index, point) in points.iter().enumerate() {
+        let next = points.get(index + 1).unwrap_or(point);
+        doubled.extend([*point, (point + next) * 0.5]);
+    }
+    doubled
 }
 
 /// The range to which values are clipped; `None` if all are equal.
@@ -170,9 +186,9 @@ mod tests {
     #[test]
     fn a_level_has_enough_points_for_a_cycle() {
         let signal = Signal::of(&(0_u32..1024).map(|index| f64::from(index % 100)).collect::<Vec<_>>()).unwrap();
-        for (length, level) in [(10.0, 0), (31.0, 0), (32.0, 1), (100.0, 2), (1e9, 5)] {
+        for (length, level) in [(4.0, 0), (15.0, 0), (31.0, 1), (32.0, 2), (100.0, 3), (1e9, 6)] {
             assert_eq!(signal.level_for(length, 16.0), level, "{length}");
         }
-        assert_eq!(signal.level(2).len(), 256);
+        assert_eq!((signal.level(0).len(), signal.level(1).len(), signal.level(3).len()), (2048, 1024, 256));
     }
 }

@@ -12,6 +12,9 @@ const REACH: f64 = 0.2;
 /// Cost of a start at the end of the reach, in variances of the signal: noise alone moves a start less far.
 const AWAY: f32 = 0.1;
 
+/// A reach of fewer points costs less: one point is then a large part of it.
+const FREE: f64 = 3.0;
+
 /// The length of the first pass is corrected by at most this share of it.
 const MOST_CORRECTION: f64 = 0.1;
 
@@ -138,7 +141,7 @@ impl Tracker {
         let mut best = 0;
         for place in from..=to {
             let there = &points[place..points.len().min(place + self.template.len())];
-            let share = ((place as f64 - middle) / reach) as f32;
+            let share = ((place as f64 - middle) / reach.max(FREE)) as f32;
             let cost = squared_distance(there, &self.template) / there.len() as f32 + away * share * share;
             self.costs.push(cost);
             if cost < self.costs[best] {
