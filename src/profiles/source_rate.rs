@@ -184,9 +184,13 @@ mod tests {
     fn a_jump_of_the_clock_begins_a_new_segment_and_bends_no_distance() {
         for jump in [3_600_000_000, -3_600_000_000, 30_000_000, -30_000_000, -2_000_000] {
             let mut driver = Driver::new();
-            (0..10).for_each(|_| drop(driver.batch(30, 0)));
+            for _ in 0..10 {
+                driver.batch(30, 0);
+            }
             driver.batch(30, jump);
-            (0..10).for_each(|_| drop(driver.batch(30, 0)));
+            for _ in 0..10 {
+                driver.batch(30, 0);
+            }
             let distances = driver.distances();
             assert!(distances.iter().all(|distance| *distance == u128::from(STEP)), "{jump}: {distances:?}");
             assert!(distances.len() >= 299, "{jump}: {} samples since the jump", distances.len());
@@ -198,7 +202,9 @@ mod tests {
     #[test]
     fn samples_older_than_ten_minutes_and_beyond_the_bound_leave() {
         let mut driver = Driver::new();
-        (0..200).for_each(|_| drop(driver.batch(30, 0)));
+        for _ in 0..200 {
+            driver.batch(30, 0);
+        }
         let count = driver.kept.samples().count();
         assert!((3590..=3600).contains(&count), "{count}");
         assert!(driver.kept.bytes() <= 4096 * size_of::<Placed>());

@@ -234,8 +234,12 @@ fn nothing_is_written_while_the_wall_clock_is_not_set() {
 /// Two loads: one that is high from 8:00 to 18:00 each day, and one that is low on Saturday and Sunday.
 fn loads(minute: u64) -> (f64, f64) {
     let (day, hour) = (minute / 1440 % 7, minute / 60 % 24);
+    // splitmix64: multiples of one number would have a period of their own.
+    let mixed = minute.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
-    let noise = (minute.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as f64 / 1024.0 * 6.0;
+    let noise = (mixed >> 54) as f64 / 1024.0 * 6.0;
     let daily = if (8..18).contains(&hour) { 80.0 } else { 10.0 };
     let weekly = if day < 5 { 70.0 } else { 10.0 };
     (daily + noise, weekly + noise)
