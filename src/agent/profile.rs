@@ -193,7 +193,9 @@ mod tests {
         }));
         let stop = CancellationToken::new();
         stop.cancel();
-        let ended = runtime(2, 1).unwrap().block_on(tokio::time::timeout(LAST_WRITE * 10, profiling.watch(stop)));
+        let ended = runtime(2, 1)
+            .unwrap()
+            .block_on(async { tokio::time::timeout(LAST_WRITE * 10, profiling.watch(stop)).await });
         assert!(ended.is_ok());
         drop(release);
     }

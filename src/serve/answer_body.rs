@@ -29,10 +29,10 @@ const KEPT: usize = 2;
 /// Largest buffer that is kept. 8 GPUs with 200 containers need some 1.2 MB. The larger buffers that thousands of
 /// containers need are freed after each answer.
 const KEPT_BYTES: usize = 2 * 1024 * 1024;
-/// Maximum bytes of the answers that clients are taking. The agent may take 256 MiB in the chart. With 2,000 containers it takes some
-/// 45 MiB itself, up to 64 MiB for the pods of its node, and 26 MiB for an answer if all names are as long as Kubernetes allows: there
-/// is room for these answers, and for a text that is being written and its compressed form.
-const HELD: usize = 32 << 20;
+/// Maximum bytes of the answers that clients are taking. The agent may take 256 MiB in the chart and takes some 45 MiB itself with
+/// 2,000 containers, whose metrics are 26 MiB if all names are as long as Kubernetes allows: two of them and a third one fit, and there
+/// is room for a text that is being written and its compressed form.
+const HELD: usize = 64 << 20;
 
 /// An answer of which the client has taken nothing for this long is lost before answers that move.
 const STALLED: Duration = Duration::from_secs(1);
@@ -76,7 +76,11 @@ impl AnswerBuffers {
     }
 
     /// Adds an answer in progress. If all answers together are too large, takes others away from their clients.
-    fn hold(&self, buffer: AnswerBuffer) -> Arc<HeldAnswer> {
+    fn hold(&self, mut buffer: AnswerBuffer) -> Arc<HeldAnswer> {
+        // A text that grew has up to twice the room that it needs.
+        if buffer.bytes.capacity() > KEPT_BYTES {
+            buffer.bytes.shrink_to_fit();
+        }
         let (peer, length, capacity) = (buffer.turn.peer(), buffer.bytes.len(), buffer.bytes.capacity());
         let rest = Mutex::new(Rest { buffer: Some(buffer), moved: Instant::now() });
         let answer = Arc::new(HeldAnswer { peer, length, capacity, rest });
@@ -238,10 +242,10 @@ mod tests {
     async fn clients_that_do_not_read_lose_their_answers_to_newer_ones_before_they_fill_the_memory() {
         let counts = Arc::<ConnectionCounts>::default();
         let (buffers, queue) = (AnswerBuffers::counted(Arc::clone(&counts)), AnswerQueue::new(AnswerLimits::default()));
-        let mut first = answer(&buffers, &queue, 1, 10 << 20).await;
+        let mut first = answer(&buffers, &queue, 1, 20 << 20).await;
         let mut answers = Vec::new();
         for client in 2..=6 {
-            answers.push(answer(&buffers, &queue, client, 10 << 20).await);
+            answers.push(answer(&buffers, &queue, client, 20 << 20).await);
             assert!(first.frame().await.is_some_and(|piece| piece.is_ok()), "it goes on taking its answer");
         }
         answers.insert(0, first);
@@ -250,15 +254,15 @@ mod tests {
             whole.push(answer.collect().await.ok().map(|all| all.to_bytes()));
         }
         let taken: Vec<bool> = whole.iter().map(Option::is_some).collect();
-        assert_eq!(taken, [true, false, false, false, true, true], "32 MiB have room for three of 10 MiB");
-        assert_eq!(whole[5].as_ref().map(|bytes| (bytes.len(), bytes[0])), Some((10 << 20, 6)));
+        assert_eq!(taken, [true, false, false, false, true, true], "64 MiB have room for three of 20 MiB");
+        assert_eq!(whole[5].as_ref().map(|bytes| (bytes.len(), bytes[0])), Some((20 << 20, 6)));
         assert_eq!(counts.cut.load(Ordering::Relaxed), 3);
         // An address with two answers loses one of them before others lose theirs.
         let counts = Arc::<ConnectionCounts>::default();
         let buffers = AnswerBuffers::counted(counts);
-        let (other, first) = (answer(&buffers, &queue, 1, 10 << 20).await, answer(&buffers, &queue, 2, 10 << 20).await);
+        let (other, first) = (answer(&buffers, &queue, 1, 20 << 20).await, answer(&buffers, &queue, 2, 20 << 20).await);
         let (second, third) =
-            (answer(&buffers, &queue, 2, 10 << 20).await, answer(&buffers, &queue, 3, 10 << 20).await);
+            (answer(&buffers, &queue, 2, 20 << 20).await, answer(&buffers, &queue, 3, 20 << 20).await);
         assert!(first.collect().await.is_err());
         for answer in [other, second, third] {
             assert!(answer.collect().await.is_ok());
