@@ -45,12 +45,15 @@ impl Verbosity {
 pub type Filter = Targets;
 
 /// The crates of this program. All others are libraries.
-const OURS: [&str; 14] = [
+const OURS: [&str; 17] = [
     "gpu_steward",
     "model",
     "clock",
     "wire",
     "decide",
+    "profiles",
+    "timeseries",
+    "profile",
     "pprof",
     "serve",
     "stream",
