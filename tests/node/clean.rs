@@ -49,7 +49,9 @@ fn clean(server: &FakeApiServer, name: &str) -> bool {
 }
 
 fn agent(server: &FakeApiServer, library: &std::path::Path) -> Agent {
-    Agent::in_cluster(BINARY, server, "n1").with("--nvml-library", library).with("--health-quiet-period", "1s").launch()
+    let agent =
+        Agent::in_cluster(BINARY, server, "n1").switch("--workload-profiles=on").with("--nvml-library", library);
+    agent.with("--health-quiet-period", "1s").launch()
 }
 
 #[test]
@@ -106,8 +108,7 @@ fn an_agent_without_profile_annotations_removes_those_of_an_earlier_agent_and_le
             is_done.then_some(annotations)
         })
     };
-    let profiled = Agent::in_cluster(BINARY, &server, "n1").with("--nvml-library", driver.library());
-    let running = profiled.switch("--workload-profiles=on").launch();
+    let running = agent(&server, driver.library());
     let facts = texts(true)[GPU_STATIC].clone();
     let expected = "{'count': '2', 'model': 'NVIDIA H100 80GB HBM3', 'mem_size': '80GB', 'pcie_gen_width': ";
     assert!(facts.as_str().is_some_and(|text| text.starts_with(expected)), "{facts}");

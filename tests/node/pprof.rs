@@ -82,7 +82,8 @@ fn memory_over(count: usize) {
          after {count}"
     );
     assert!(children > 0.0, "the child that reads the line tables was never seen");
-    assert!(during <= 192.0 && after <= 96.0, "{during} MiB during, {after} after");
+    // This is the program without optimisation, whose line tables are several times as large as those of the shipped one.
+    assert!(during <= 288.0 && after <= 96.0, "{during} MiB during, {after} after");
     assert!(after < after_first + 4.0, "{after_first} MiB after one profile, {after} after {count}");
 }
 

@@ -5,9 +5,15 @@ use std::fmt::Write as _;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 fn profile(args: &[&str]) -> Output {
     Command::new(BINARY).args(["profile", "csv"]).args(args).output().unwrap()
+}
+
+/// The most memory that a process has had, in KiB, in its `/proc/PID/status`.
+fn peak_kib(status: &str) -> Option<u64> {
+    status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().trim_end_matches(" kB").parse().ok()
 }
 
 /// The answer to a file with this content.
@@ -186,13 +192,23 @@ fn names_from_a_file_cannot_command_the_terminal() {
 #[test]
 fn ten_million_rows_take_at_most_256_mib() {
     const ROWS: u64 = 10_000_000;
-    let mut reading = Command::new("bash")
-        .args(["-c", "ulimit -d 262144 && exec \"$0\" profile csv - -o json", BINARY])
+    let mut reading = Command::new(BINARY)
+        .args(["profile", "csv", "-", "-o", "json"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let status = format!("/proc/{}/status", reading.id());
+    let peak = std::thread::spawn(move || {
+        let mut peak = 0;
+        // A process that has ended has no memory.
+        while let Some(now) = std::fs::read_to_string(&status).ok().as_deref().and_then(peak_kib) {
+            peak = now.max(peak);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        peak
+    });
     let mut rows = BufWriter::with_capacity(1 << 20, reading.stdin.take().unwrap());
     rows.write_all(b"time,value\n").unwrap();
     for at in 0..ROWS {
@@ -204,5 +220,7 @@ fn ten_million_rows_take_at_most_256_mib() {
     let document = json(&answer);
     let period = document["period_seconds"].as_f64().unwrap_or_default();
     assert!((period - 600.0).abs() < 6.0, "{document:#}");
+    let peak = peak.join().unwrap();
+    assert!((1..=256 << 10).contains(&peak), "{peak} KiB");
     assert!(text(&answer.stderr).contains("10,000,000 rows are more than are analysed one by one"));
 }

@@ -122,8 +122,11 @@ fn after_date(line: &[u8]) -> &[u8] {
     line.get(at + KERNEL.len()..).filter(|_| is_header).unwrap_or(line)
 }
 
+/// The thread or processor that wrote a record: `T` or `C`, and its number.
+type Caller = (u8, u64);
+
 /// Time since boot in microseconds, the caller, and the text after them: `[   12.345678][  T99] text`.
-fn time(text: &[u8]) -> Option<(u64, Option<(u8, u64)>, &[u8])> {
+fn time(text: &[u8]) -> Option<(u64, Option<Caller>, &[u8])> {
     let (inside, rest) = bracketed(text)?;
     let point = inside.iter().position(|byte| *byte == b'.')?;
     let (seconds, micros) = (number(inside.get(..point)?)?, number(inside.get(point + 1..)?)?);
