@@ -68,7 +68,7 @@ impl Ours {
             (node.annotated_by(annotation_keys::NODE_LINKS, ANNOTATOR), annotation_keys::NODE_LINKS),
             (requested || node.annotated_by(annotation_keys::HANDSHAKE, ANNOTATOR), annotation_keys::HANDSHAKE),
         ];
-        let written = rows.into_iter().filter_map(|(ours, key)| ours.then(|| key.to_owned()));
+        let written = rows.into_iter().filter(|(ours, _)| *ours).map(|(_, key)| key.to_owned());
         let profiles = profile_annotations::ours(node).map(ProfileKey::text);
         let labels = labels::due(Labelling::Off, None, &present_labels(node), (false, annotation_keys::LABEL_PRESENT));
         Ours { annotations: written.chain(profiles).collect(), labels: labels.into_keys().collect() }

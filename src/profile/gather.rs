@@ -236,7 +236,7 @@ impl<'c> Gatherer<'c> {
 impl Open {
     /// Adds a value to the mean of its span. Returns whether that is a new one.
     fn add(&mut self, since: u64, value: f64, width: u64) -> bool {
-        let at = if width == 0 { since } else { since / width * width };
+        let at = since.checked_div(width).map_or(since, |number| number * width);
         let (sum, count) = if value.is_nan() { (0.0, 0) } else { (value, 1) };
         let same = self.means.last_mut().filter(|mean| mean.at == at && width > 0);
         match same {

@@ -50,8 +50,8 @@ pub fn csv(accept: &str) -> bool {
 fn weight_of(range: &str, wanted: &str) -> Option<u16> {
     let mut parts = range.split(';');
     parts.next().filter(|kind| kind.trim().eq_ignore_ascii_case(wanted))?;
-    let weights = parts.filter_map(|parameter| parameter.split_once('='));
-    let weight = weights.filter(|(name, _)| name.trim().eq_ignore_ascii_case("q")).last();
+    let mut weights = parts.filter_map(|parameter| parameter.split_once('='));
+    let weight = weights.rfind(|(name, _)| name.trim().eq_ignore_ascii_case("q"));
     Some(weight.map_or(1000, |(_, value)| thousandths(value.trim())))
 }
 

@@ -10,6 +10,7 @@ use model::workload_profile::{
 use std::time::Duration;
 
 /// Every verdict and every kind of answer. The last pod is gone from the view.
+#[expect(clippy::too_many_lines, reason = "a list of values")]
 pub(crate) fn small() -> WorkloadProfiles {
     let gpu = |index| ProfiledSubject::Gpu(uuid(index));
     let train = ("ml", "train-0");

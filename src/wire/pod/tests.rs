@@ -407,6 +407,7 @@ fn managed_fields_are_counted_with_their_escapes() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
     let with = |path: &str, part: &Value| {
         let mut value = whole();
