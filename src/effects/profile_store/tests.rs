@@ -212,9 +212,8 @@ fn a_file_that_is_full_loses_its_oldest_days() {
     assert!(!store.read(&key(50), StoredTier::Quarter, range).unwrap().is_empty());
 }
 
-/// Not a test of its own: writes one minute after the other, until it is killed.
+/// In the child process of the test below: writes one minute after the other, until it is killed. Elsewhere it does nothing.
 #[test]
-#[ignore = "the child process of the test below"]
 fn child_that_writes_until_it_is_killed() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
     let mut store = ProfileStore::open(Path::new(&folder)).unwrap().store;
@@ -232,7 +231,7 @@ fn a_kill_in_the_middle_of_a_write_loses_that_write_only() {
     let mut known = MINUTES;
     for round in 1..=5 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "profile_store::tests::child_that_writes_until_it_is_killed", "--ignored", "--nocapture"])
+            .args(["--exact", "profile_store::tests::child_that_writes_until_it_is_killed", "--nocapture"])
             .env(CHILD, folder.path())
             .stdout(Stdio::piped())
             .spawn()
