@@ -161,7 +161,7 @@ fn forecasts(prefix: &'static str, shown: &[Labelled<'_>], families: &UnitFamili
     out.prefixed(prefix, &families.maximum);
     for one in &shown {
         let maximum = one.profile.next_hour_maximum.map(|value| one.quantity().in_base_units(value));
-        one.sample(&MetricLabels::new().with("quantile", "0.9"), maximum, out);
+        one.sample(&MetricLabels::new().with("level", "0.9"), maximum, out);
     }
 }
 
@@ -183,7 +183,7 @@ impl Labelled<'_> {
     fn forecast(&self, forecast: &ProfiledForecast, out: &mut Exposition<'_>) {
         let Some(horizon) = horizon(forecast.horizon) else { return };
         for (quantile, value) in [("0.05", forecast.low), ("0.5", forecast.value), ("0.95", forecast.high)] {
-            let labels = MetricLabels::new().with("horizon", horizon).with("quantile", quantile);
+            let labels = MetricLabels::new().with("horizon", horizon).with("level", quantile);
             self.sample(&labels, Some(self.quantity().in_base_units(value)), out);
         }
     }
