@@ -82,8 +82,9 @@ fn memory_over(count: usize) {
          after {count}"
     );
     assert!(children > 0.0, "the child that reads the line tables was never seen");
-    // This is the program without optimisation, whose line tables are several times as large as those of the shipped one.
-    assert!(during <= 288.0 && after <= 96.0, "{during} MiB during, {after} after");
+    // The line tables of the test build are several times as large as those of the shipped program.
+    let most = if std::env::var_os("GPU_STEWARD_SHIPPED").is_some() { 192.0 } else { 288.0 };
+    assert!(during <= most && after <= 96.0, "{during} MiB during, {after} after");
     assert!(after < after_first + 4.0, "{after_first} MiB after one profile, {after} after {count}");
 }
 
