@@ -41,6 +41,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpSocket;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -55,6 +56,8 @@ pub const TOKEN: &str = "lab-token";
 #[derive(Debug)]
 pub struct FakeApiServer {
     address: SocketAddr,
+    /// Keeps the port while the server is stopped: another server that got it would answer this server's clients.
+    _port: TcpSocket,
     shared: Arc<Shared>,
     certificate: Option<Certificate>,
     serving: Option<Runtime>,
@@ -195,9 +198,12 @@ impl FakeApiServer {
         let cluster = Cluster { version: 1, ..Cluster::default() };
         let shared =
             Arc::new(Shared { cluster: Mutex::new(cluster), moved: watch::Sender::new(0), mint: TokenMint::new() });
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let mut server = FakeApiServer { address, shared, certificate, serving: None };
+        let port = TcpSocket::new_v4().expect("a socket");
+        port.set_reuseaddr(true).expect("a port for two sockets");
+        port.bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
+        let address = port.local_addr().expect("an address");
+        let listener = TcpListener::bind(address).expect("the port");
+        let mut server = FakeApiServer { address, _port: port, shared, certificate, serving: None };
         server.serve(listener);
         server
     }
