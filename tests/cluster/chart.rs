@@ -18,7 +18,8 @@ pub(crate) const EXTENDER: &str = "gpu-steward-extender";
 /// The account of agents under systemd.
 pub(crate) const SERVICE: &str = "gpu-steward-service";
 /// The templates that need no image.
-const RIGHTS: [&str; 6] = ["accounts", "agent/rbac", "guard/access", "guard/keys", "guard/agent", "guard/reserved"];
+const RIGHTS: [&str; 7] =
+    ["accounts", "agent/rbac", "guard/access", "guard/keys", "guard/agent", "guard/reserved", "guard/shape"];
 /// Values for features that are off by default: agents evict pods that use more than they claim, and renew their tokens.
 pub(crate) const EXTRAS: [&str; 4] = [
     "agent.settings.evict-over-use=true",
@@ -379,7 +380,7 @@ mod tests {
                 policy["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("gpu-steward-"))
             };
             let policies: Vec<&Value> = policies["items"].as_array().expect("a list").iter().filter(ours).collect();
-            assert_eq!(policies.len(), 6);
+            assert_eq!(policies.len(), 7);
             policies.iter().all(|policy| policy["status"]["typeChecking"].is_object()).then(|| {
                 for policy in &policies {
                     assert!(policy["status"]["typeChecking"]["expressionWarnings"].is_null(), "{policy:#}");

@@ -375,3 +375,99 @@ fn an_extender_may_change_one_annotation_of_a_node() {
     let _ = patch(&json!({ "metadata": { "annotations": { KEY: null } } }), &[]).ok();
     let _ = admin.run(&["delete", "clusterrole,clusterrolebinding", ROLE]).ok();
 }
+
+/// A pod's owner can neither keep new pods of gpu-steward from being scheduled, nor create a pod that no agent can write to or that
+/// holds up a kubelet. Pods that only look similar are allowed.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
+    const SELECTS: &str = "may match the pods of gpu-steward";
+    let cluster = Cluster::shared();
+    install(&cluster, &[]);
+    let (admin, space) = (cluster.admin(), cluster.namespace("guard-shape"));
+    let namespace = space.name.as_str();
+    let ann = user(&admin, namespace);
+    let name_of_namespace = "kubernetes.io/metadata.name";
+    let create = |change: &dyn Fn(&mut Value)| {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "shaped", "namespace": namespace },
+            "spec": { "schedulerName": "nobody", "containers": [{ "name": "main", "image": "registry.local/busybox:1" }] },
+        });
+        change(&mut pod);
+        ann.run_with(&["create", "--dry-run=server", "-f", "-"], &pod.to_string())
+    };
+    let apart = |term: &Value| {
+        let mut term = term.clone();
+        term["topologyKey"] = "kubernetes.io/os".into();
+        let rule = json!({ "podAntiAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [term] } });
+        create(&|pod: &mut Value| pod["spec"]["affinity"] = rule.clone())
+    };
+    eventually("the policy about the shape of pods", READY, || {
+        apart(&json!({ "namespaces": [NAMESPACE], "labelSelector": {} })).err.contains(SELECTS).then_some(())
+    });
+    let of_gpu_steward = json!({ "matchLabels": { "app.kubernetes.io/name": "gpu-steward" } });
+    let expression =
+        |key: &str, operator: &str, values: &[&str]| json!({ "key": key, "operator": operator, "values": values });
+    for term in [
+        json!({ "namespaces": ["other", NAMESPACE], "labelSelector": of_gpu_steward }),
+        json!({ "namespaceSelector": {}, "labelSelector": {} }),
+        json!({ "namespaceSelector": { "matchLabels": { name_of_namespace: NAMESPACE } }, "labelSelector": {} }),
+        json!({ "namespaceSelector": { "matchLabels": { "team": "a" } }, "labelSelector": of_gpu_steward }),
+        json!({ "namespaceSelector": { "matchExpressions": [expression(name_of_namespace, "NotIn", &["other"])] }, "labelSelector": {} }),
+        json!({ "namespaceSelector": {}, "labelSelector": { "matchExpressions": [{ "key": "app", "operator": "DoesNotExist" }] } }),
+        json!({ "namespaceSelector": {}, "labelSelector": { "matchExpressions": [expression("app", "NotIn", &["db"])] } }),
+        json!({ "namespaceSelector": {}, "labelSelector": { "matchExpressions": [{ "key": "pod-template-hash", "operator": "Exists" }] } }),
+        json!({ "namespaceSelector": {}, "labelSelector": { "matchLabels": { "app.kubernetes.io/component": "agent" } } }),
+    ] {
+        let output = apart(&term).refused();
+        assert!(output.contains(SELECTS) && output.contains("the labels of your own pods"), "{term}: {output}");
+    }
+    for term in [
+        json!({ "labelSelector": {} }),
+        json!({ "namespaceSelector": {} }),
+        json!({ "namespaces": ["other"], "labelSelector": {} }),
+        json!({ "namespaceSelector": {}, "labelSelector": { "matchLabels": { "app": "db" } } }),
+        json!({ "namespaceSelector": {}, "labelSelector": { "matchLabels": { "app.kubernetes.io/name": "db" } } }),
+        json!({ "namespaceSelector": {}, "labelSelector": { "matchExpressions": [expression("app.kubernetes.io/instance", "In", &["db"])] } }),
+        json!({ "namespaceSelector": { "matchLabels": { name_of_namespace: "other" } }, "labelSelector": {} }),
+        json!({ "namespaceSelector": { "matchExpressions": [expression(name_of_namespace, "NotIn", &[NAMESPACE])] }, "labelSelector": {} }),
+    ] {
+        let _ = apart(&term).ok();
+    }
+
+    // Sizes: what is still allowed, and one more.
+    let entries =
+        |count: usize| (0..count).map(|at| (format!("k{at}"), json!(""))).collect::<serde_json::Map<String, Value>>();
+    let list = |what: &str, count: usize| {
+        let tolerations: Vec<Value> =
+            (0..count).map(|at| json!({ "key": format!("k{at}"), "operator": "Exists" })).collect();
+        let containers: Vec<Value> = (0..count)
+            .map(|at| {
+                json!({ "name": format!("c{at}"), "image": "registry.local/busybox:1",
+                        "resources": { "limits": { "nvidia.com/gpu": 1 } } })
+            })
+            .collect();
+        create(&|pod: &mut Value| match what {
+            "tolerations" => pod["spec"]["tolerations"] = tolerations.clone().into(),
+            "containers that request GPUs" => pod["spec"]["initContainers"] = containers.clone().into(),
+            _ => pod["metadata"][what] = entries(count).into(),
+        })
+    };
+    // The API server adds two tolerations to each pod.
+    for (what, most) in
+        [("labels", 1000), ("annotations", 5000), ("tolerations", 198), ("containers that request GPUs", 64)]
+    {
+        let _ = list(what, most).ok();
+        let output = list(what, most + 1).refused();
+        assert!(output.contains("a pod may have at most") && output.contains(what), "{what}: {output}");
+    }
+    // A pod that has as many as allowed can still be changed.
+    let large = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large", "namespace": namespace, "labels": entries(1000) },
+        "spec": { "schedulerName": "nobody", "containers": [{ "name": "main", "image": "registry.local/busybox:1" }] },
+    });
+    let _ = ann.create(&large.to_string()).ok();
+    let output = ann.run(&["label", "pod", "large", "-n", namespace, "one=more"]).refused();
+    assert!(output.contains("at most 1000 labels, and this one has 1001"), "{output}");
+    let _ = ann.run(&["label", "pod", "large", "-n", namespace, "k0-", "one=more"]).ok();
+}
