@@ -149,6 +149,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     (r"gpu_steward_profile_samples_missed_total", 1, Some(5.0)),
     (r"gpu_steward_profile_analyses_total", 1, Some(77.0)),
     (r"gpu_steward_profile_analysis_seconds_total", 1, Some(1.25)),
+    (r"gpu_steward_profile_busiest_second_seconds", 1, Some(0.013)),
     // 21833
     (r#"{__name__=~"Device_memory_desc_of_container|Device_last_kernel_of_container"}"#, 0, None),
     (r#"vGPU_device_memory_limit_in_bytes{zone="vGPU", podname=~"train-0"}"#, 1, Some(48.0 * GIB)),

@@ -274,6 +274,8 @@ pub struct RecorderState {
     pub analyses: u64,
     /// Time of this thread's processor that they took since the start.
     pub analysis_time: Duration,
+    /// The most of it that one second took.
+    pub busiest_second: Duration,
 }
 
 /// A question about the history of one quantity of one subject.

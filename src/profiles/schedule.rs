@@ -87,6 +87,9 @@ fn spread(number: u64, period: Duration) -> Duration {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnalysisPace {
     spent: Duration,
+    /// The time of the analyses in the current second, and the most in any second.
+    in_second: Duration,
+    busiest: Duration,
     /// The longest recent time of each kind of analysis.
     expected: [Duration; 4],
 }
@@ -95,6 +98,13 @@ impl AnalysisPace {
     /// A second has begun. What was taken beyond the bound counts in it.
     pub fn renew(&mut self) {
         self.spent = self.spent.saturating_sub(MOST_IN_A_SECOND);
+        self.in_second = Duration::ZERO;
+    }
+
+    /// The most time that analyses took in one second.
+    #[must_use]
+    pub fn busiest(&self) -> Duration {
+        self.busiest
     }
 
     /// Whether an analysis of this kind may begin. The first one of a second always may.
@@ -106,6 +116,8 @@ impl AnalysisPace {
     /// An analysis took this time.
     pub fn took(&mut self, kind: AnalysisKind, time: Duration) {
         self.spent += time;
+        self.in_second += time;
+        self.busiest = self.busiest.max(self.in_second);
         let expected = &mut self.expected[kind as usize];
         // It follows a longer time at once, and a shorter one slowly.
         *expected = time.max(*expected - *expected / 16);
@@ -160,6 +172,7 @@ mod tests {
                 }
                 seconds.push(spent);
             }
+            assert_eq!(Some(&pace.busiest()), seconds.iter().max(), "{cost:?}");
             let later = &seconds[1..];
             assert!(later.iter().all(|spent| *spent <= MOST_IN_A_SECOND.max(cost)), "{cost:?}: {later:?}");
             let all: Duration = later.iter().sum();

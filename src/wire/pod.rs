@@ -11,7 +11,7 @@ use self::status_size::status_bytes;
 use crate::annotation_keys::{ASSUMED, SYSTEM_OWNED};
 use crate::assumed::MAX_ASSUMED;
 use crate::profile_keys::ProfileKey;
-use crate::variables::{OF_NVIDIA, Variables};
+use crate::variables::{Variables, may_name_one_of_nvidia};
 use crate::{misspelt_key, quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
 use model::nvidia;
@@ -356,7 +356,7 @@ impl Container<'_> {
     fn variables(&self) -> Variables {
         let refers = |text: &str| text.contains("$(");
         let mounts = self.volume_mounts.is_some_and(|mounts| mounts.get().contains(SUB_PATH_EXPR));
-        Variables::of(self.env.filter(|env| mounts || refers(self.program()) || env.get().contains(OF_NVIDIA)))
+        Variables::of(self.env.filter(|env| mounts || refers(self.program()) || may_name_one_of_nvidia(env)))
     }
 
     /// The program that a runtime names if it cannot start it. Without a command it may be the first argument.

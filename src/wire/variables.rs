@@ -19,8 +19,10 @@ const UNSEEN: usize = 4096;
 /// Bytes that count for a pod's field that is not an annotation: names have at most 253 bytes, labels 63, and two IP addresses 91.
 const FIELD: usize = 253;
 
-/// The beginning of the names of the variables whose values NVIDIA's runtime repeats in its errors.
-pub(crate) const OF_NVIDIA: &str = "NVIDIA_";
+/// The variables whose values NVIDIA's runtime repeats in its errors: all with this beginning, and the version of CUDA, which it reads
+/// if no `NVIDIA_REQUIRE_CUDA` is set.
+const OF_NVIDIA: &str = "NVIDIA_";
+const CUDA_VERSION: &str = "CUDA_VERSION";
 
 /// The variables of a container: the length of the longest value that each can have.
 #[derive(Debug, Default)]
@@ -68,6 +70,11 @@ impl ValueFrom {
     }
 }
 
+/// Whether a list `env` may have a variable whose value NVIDIA's runtime repeats. An API server escapes no letter of a name.
+pub(crate) fn may_name_one_of_nvidia(env: &RawValue) -> bool {
+    [OF_NVIDIA, CUDA_VERSION].iter().any(|part| env.get().contains(part))
+}
+
 /// Bytes of the longest text by which a message may name an entry of this list `env` or `envFrom`.
 pub(crate) fn longest_name(list: &RawValue) -> usize {
     let entries = serde_json::from_str::<OrNull<Vec<EntryName>>>(list.get()).unwrap_or_default().0;
@@ -91,7 +98,7 @@ impl Variables {
 
     /// Bytes of the longest value of a variable of NVIDIA's runtime.
     pub(crate) fn longest_of_nvidia(&self) -> usize {
-        let named = self.0.iter().filter(|(name, _)| name.starts_with(OF_NVIDIA));
+        let named = self.0.iter().filter(|(name, _)| name.starts_with(OF_NVIDIA) || *name == CUDA_VERSION);
         named.map(|(_, longest)| *longest).max().unwrap_or_default()
     }
 
@@ -183,6 +190,7 @@ mod tests {
         }
         let known = variables(&json!([{ "name": "NVIDIA_A", "value": "ab" }, { "name": "B", "value": "abc" }]));
         assert_eq!((known.longest_of_nvidia(), Variables::default().longest_of_nvidia()), (2, 0));
+        assert_eq!(variables(&json!([{ "name": "CUDA_VERSION", "value": "12.4" }])).longest_of_nvidia(), 4);
     }
 
     proptest! {

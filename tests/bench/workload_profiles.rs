@@ -14,6 +14,8 @@ use std::time::Duration;
 /// Memory (`RssAnon`) and CPU time that profiles may take in addition.
 const MORE_KIB: i64 = 10 << 10;
 const MORE_CPU: f64 = 0.004;
+/// Seconds of analysis in any second.
+const BUSIEST: f64 = 0.020;
 
 pub(crate) fn bench(pods: &Pods, gpus: (usize, usize), span: Duration) -> Outcome<bool> {
     let mut agents = Vec::new();
@@ -38,6 +40,9 @@ pub(crate) fn bench(pods: &Pods, gpus: (usize, usize), span: Duration) -> Outcom
         span.as_secs()
     );
     let slower = slower_than_record(&measured);
+    let listing = agents[1].0.get("/api/v1/profile").json();
+    let busiest = listing["recorder"]["busiest_second_seconds"].as_f64().unwrap_or(f64::INFINITY);
+    println!("profiles     {:.1} ms of analysis in the busiest second", 1e3 * busiest);
     let series = listed(&agents[1].0, "/api/v1/profile", "profiles");
     let expected = 4 * gpus.0 + 2 * pods.pods.len();
     Ok(all_hold(&[
@@ -47,6 +52,10 @@ pub(crate) fn bench(pods: &Pods, gpus: (usize, usize), span: Duration) -> Outcom
         ),
         (format!("profiles: at most {} MiB of RssAnon more", MORE_KIB >> 10), more_kib <= MORE_KIB),
         (format!("profiles: at most {:.2} % of a core more", 100.0 * MORE_CPU * slower), more_cpu <= MORE_CPU * slower),
+        (
+            format!("profiles: at most {:.0} ms of analysis in any second", 1e3 * BUSIEST * slower),
+            busiest <= BUSIEST * slower,
+        ),
     ]))
 }
 

@@ -170,6 +170,7 @@ impl ProfileTask {
 
     fn publish(&self, now: Now) {
         let mut profiles = self.recorder.profiles(now);
+        profiles.recorder.busiest_second = self.pace.busiest();
         (profiles.recorder.file, profiles.recorder.not_kept) = self.keeper.state();
         self.shown.send_replace(Arc::new(profiles));
     }

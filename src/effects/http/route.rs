@@ -224,6 +224,9 @@ impl Routes {
 
     async fn metrics(&self, sets: &[MetricSet], headers: &HeaderMap, peer: IpAddr) -> Response<AnswerBody> {
         let Some(mut buffer) = self.buffer(peer).await else { return self.too_many() };
+        // A connection writes one answer at a step, however many requests it has sent. The pause is before the text is written: from
+        // then on until its bytes are counted, no other answer may be written.
+        tokio::task::yield_now().await;
         self.own.scrapes.fetch_add(1, Ordering::Relaxed);
         let view = Arc::clone(&self.view.borrow());
         let now = (self.settings.clock)();
@@ -232,8 +235,6 @@ impl Routes {
         let (profiles, footprint) = (profiles.as_deref(), footprint::read(now));
         let input = MetricsInput { view: &view, profiles, now, own: &self.own, footprint };
         metrics::render(sets, &input, format, &mut buffer.bytes);
-        // A connection writes one answer at a step, however many requests it has sent.
-        tokio::task::yield_now().await;
         let mut response = self.packed(buffer, headers);
         set(&mut response, header::CONTENT_TYPE, ExpositionFormat::content_type(format));
         response
@@ -376,10 +377,11 @@ fn set(response: &mut Response<AnswerBody>, name: HeaderName, value: &'static st
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
 
-    #[test]
-    fn the_api_requires_its_token_or_a_caller_on_this_machine_and_other_paths_do_not() {
-        let settings = |token: Option<&str>| Settings {
+    fn routes(token: Option<&str>) -> Routes {
+        let settings = Settings {
             sets: super::super::settings::MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false },
             api_token: token.map(Arc::from),
             hosts: serve::caller::AllowedHosts::default(),
@@ -391,6 +393,26 @@ mod tests {
             profiles: None,
             ready: watch::channel(Ok(())).1,
         };
+        Routes::new(settings, shown, Limits::default())
+    }
+
+    #[test]
+    fn a_text_is_written_and_counted_in_one_step() {
+        let (routes, headers) = (routes(None), HeaderMap::new());
+        let ask = |last| routes.metrics(&[MetricSet::Own], &headers, IpAddr::from([10, 0, 0, last]));
+        let (mut first, mut second) = (pin!(ask(1)), pin!(ask(2)));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        let written = || routes.own.scrapes.load(Ordering::Relaxed);
+        assert_eq!(written(), 0);
+        let Poll::Ready(answer) = first.as_mut().poll(&mut context) else { panic!("a text that waits") };
+        assert!(written() == 1 && answer.body().length() > 0);
+        assert!(second.as_mut().poll(&mut context).is_ready());
+    }
+
+    #[test]
+    fn the_api_requires_its_token_or_a_caller_on_this_machine_and_other_paths_do_not() {
         let paths: Vec<&str> = INDEX.lines().filter_map(|line| line.split(' ').next()).collect();
         let paths = paths.into_iter().filter(|path| path.starts_with('/'));
         let (local, far) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]));
@@ -401,7 +423,7 @@ mod tests {
                 (Some("t"), local, Some(401)),
                 (Some("t"), far, Some(401)),
             ] {
-                let routes = Routes::new(settings(token), shown.clone(), Limits::default());
+                let routes = routes(token);
                 let (uri, ends) = (path.parse().unwrap(), Ends { peer, local: IpAddr::from([10, 0, 0, 2]) });
                 let denial = routes.access(&uri).check(&uri, &HeaderMap::new(), ends).err();
                 let expected = expected.filter(|_| path.starts_with("/api/"));

@@ -72,6 +72,7 @@ static RECORDER: &[RecorderRow] = &[
     (MetricFamily::counter("gpu_steward_profile_samples_missed_total", "Samples that are missing in histories because the recorder was late."), |r| Some(SampleValue::Whole(r.missed))),
     (MetricFamily::counter("gpu_steward_profile_analyses_total", "Analyses of histories."), |r| Some(SampleValue::Whole(r.analyses))),
     (MetricFamily { unit: "seconds", ..MetricFamily::counter("gpu_steward_profile_analysis_seconds_total", "Processor time of analyses.") }, |r| Some(SampleValue::Real(r.analysis_time.as_secs_f64()))),
+    (gauge("gpu_steward_profile_busiest_second_seconds", "seconds", "The most processor time that analyses took in one second since the agent started."), |r| Some(SampleValue::Real(r.busiest_second.as_secs_f64()))),
 ];
 
 const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> MetricFamily {

@@ -76,6 +76,7 @@ pub(crate) fn small() -> WorkloadProfiles {
             missed: 5,
             analyses: 77,
             analysis_time: Duration::from_millis(1250),
+            busiest_second: Duration::from_millis(13),
         },
     }
 }

@@ -188,7 +188,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         Node,
         "workload-profiles",
-        (SWITCH, "false"),
+        (SWITCH, "true"),
         "Keep histories of GPUs and pods and analyse them: cycles, trends and forecasts. The long histories are in \
          profile.db in the state directory. They cost memory and CPU time, which docs/specification.md bounds",
     ),

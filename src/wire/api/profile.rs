@@ -165,6 +165,8 @@ pub struct RecorderJson {
     pub analyses: u64,
     /// Processor time of all analyses since the start.
     pub analysis_seconds: f64,
+    /// The most of it that one second took.
+    pub busiest_second_seconds: f64,
 }
 
 // === conversions ===
@@ -296,6 +298,7 @@ impl RecorderJson {
             missed_samples: recorder.missed,
             analyses: recorder.analyses,
             analysis_seconds: recorder.analysis_time.as_secs_f64(),
+            busiest_second_seconds: recorder.busiest_second.as_secs_f64(),
         }
     }
 }

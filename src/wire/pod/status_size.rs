@@ -16,7 +16,7 @@
 //! | `volumes[].hostPath` | the runtime cannot read the path | the longest, [`MESSAGE_COPIES`] for each container |
 //! | names in `env`, `prefix` in `envFrom` | the runtime refuses a value with a zero byte | the longest, [`MESSAGE_COPIES`] |
 //! | `valueFrom`: path of `fileKeyRef`, container of `resourceFieldRef` | the kubelet does not find it | with the name |
-//! | values of `NVIDIA_…` variables | NVIDIA's runtime does not know the device or capability | the longest, [`MESSAGE_COPIES`] |
+//! | values of `CUDA_VERSION` and of `NVIDIA_…` variables | NVIDIA's runtime does not know the version, device or capability | the longest, [`MESSAGE_COPIES`] |
 //! | `resources.requests`, `resources.claims` | in the status of container and pod | [`REQUEST_COPIES`] |
 //! | `readinessGates` | in the condition of the pod | [`GATE_COPIES`] |
 //!

@@ -437,6 +437,8 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
             json!([{ "name": "NVIDIA_A", "value": "abc" }, { "name": "B", "value": "b" }]),
             5 * 3,
         ),
+        ("/spec/containers/0/env", json!([{ "name": "CUDA_VERSION", "value": "x12" }]), 5 * 3),
+        ("/spec/containers/0/env", json!([{ "name": "CUDA", "value": "x12" }]), 0),
         ("/spec/containers/0/command", json!(["abc", "defg"]), 5 * 3),
         ("/spec/containers/0/args", json!(["abcd", "e"]), 5 * 4),
         ("/spec/containers/0/args", json!(["$(A)"]), 5 * (4 + 4096)),
