@@ -396,8 +396,8 @@ mod tests {
         Routes::new(settings, shown, Limits::default())
     }
 
-    #[test]
-    fn a_text_is_written_and_counted_in_one_step() {
+    #[tokio::test]
+    async fn a_text_is_written_and_counted_in_one_step() {
         let (routes, headers) = (routes(None), HeaderMap::new());
         let ask = |last| routes.metrics(&[MetricSet::Own], &headers, IpAddr::from([10, 0, 0, last]));
         let (mut first, mut second) = (pin!(ask(1)), pin!(ask(2)));
