@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// The recordings whose origin `tests/golden/traces/README.md` gives.
+/// Recordings, and one file in the form of a recording; `tests/golden/traces/README.md` gives their origin.
 const RECORDINGS: [&[u8]; 4] = [
     include_bytes!("../../tests/golden/traces/nvidia-smi-a100.csv"),
     include_bytes!("../../tests/golden/traces/nvidia-smi-units.csv"),
     include_bytes!("../../tests/golden/traces/helios-two-tenants.csv"),
-    include_bytes!("../../tests/golden/traces/gentd26-two-pods.csv"),
+    include_bytes!("../../tests/golden/traces/two-pods.csv"),
 ];
 const LOOK: Look = Look { colour: false, plain: str::to_owned };
 

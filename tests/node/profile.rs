@@ -33,7 +33,7 @@ fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A public recording; `tests/golden/traces/README.md` gives its origin.
+/// A recording, or a file in the form of one; `tests/golden/traces/README.md` gives its origin.
 fn recording(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces").join(name)
 }
@@ -93,12 +93,12 @@ fn programs_get_the_same_as_json_and_people_the_picture() {
 }
 
 #[test]
-fn public_recordings_are_read_as_they_are() {
+fn files_of_other_recorders_are_read_as_they_are() {
     for (name, args, series) in [
         ("nvidia-smi-a100.csv", &["--value", "power.draw"][..], 1),
         ("nvidia-smi-units.csv", &[], 1),
         ("helios-two-tenants.csv", &["--value", "vc6YE"], 1),
-        ("gentd26-two-pods.csv", &["--group", "container_ip"], 2),
+        ("two-pods.csv", &["--group", "container_ip"], 2),
     ] {
         let file = recording(name);
         let document = json(&profile(&[&[file.to_str().unwrap(), "-o", "json"], args].concat()));
