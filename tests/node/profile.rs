@@ -200,6 +200,42 @@ fn names_from_a_file_cannot_command_the_terminal() {
     }
 }
 
+/// What a terminal shows of this command.
+fn on_a_terminal(command: &str) -> String {
+    let line = format!("stty rows 24 cols 80; {command}");
+    let mut script = Command::new("script");
+    script.args(["-qefc", &line, "/dev/null"]).env("TERM", "xterm-256color").env("SHELL", "/bin/sh");
+    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("`script` of bsdutils");
+    // Without its end, nothing is typed.
+    let keys = script.stdin.take();
+    let output = script.wait_with_output().unwrap();
+    drop(keys);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    text(&output.stdout)
+}
+
+#[test]
+#[ignore = "needs script: tests/run"]
+fn a_large_file_shows_its_progress_and_then_the_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("load.csv");
+    let mut rows = "time,value\n".to_owned();
+    for at in 0..400_000_u32 {
+        writeln!(rows, "{},{:.30}", 1_700_000_000 + at, f64::from(at % 600)).unwrap();
+    }
+    assert!(rows.len() > 17 << 20);
+    std::fs::write(&file, rows).unwrap();
+    let file = file.display();
+    for (command, progress) in [
+        (format!("{BINARY} profile csv {file}"), " of 17."),
+        (format!("cat {file} | {BINARY} profile csv -"), "reading 16"),
+    ] {
+        let shown = on_a_terminal(&command);
+        let (reading, answer) = (shown.find("reading "), shown.find("400,000 values"));
+        assert!(reading.is_some() && reading < answer && shown.contains(progress), "{command}: {shown}");
+    }
+}
+
 /// The limit counts all memory that the program may write to, so more than what it really holds.
 #[test]
 fn ten_million_rows_take_at_most_256_mib() {
