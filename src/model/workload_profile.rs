@@ -287,7 +287,8 @@ pub struct HistoryQuery {
     pub quantity: ProfiledQuantity,
     /// Begin; `None` for the oldest value that the step allows.
     pub from: Option<WallTime>,
-    /// The wanted step; `None` for the finest step that gives at most [`MAX_HISTORY_POINTS`] points.
+    /// The wanted step; `None` for the finest step that is kept as far back as `from`. The answer is coarser where nothing so fine
+    /// is kept.
     pub step: Option<Duration>,
 }
 

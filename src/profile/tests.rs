@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// The recordings whose origin `tests/golden/traces/README.md` gives.
+/// Recordings, and one file in the form of a recording; `tests/golden/traces/README.md` gives their origin.
 const RECORDINGS: [&[u8]; 4] = [
     include_bytes!("../../tests/golden/traces/nvidia-smi-a100.csv"),
     include_bytes!("../../tests/golden/traces/nvidia-smi-units.csv"),
     include_bytes!("../../tests/golden/traces/helios-two-tenants.csv"),
-    include_bytes!("../../tests/golden/traces/gentd26-two-pods.csv"),
+    include_bytes!("../../tests/golden/traces/two-pods.csv"),
 ];
 const LOOK: Look = Look { colour: false, plain: str::to_owned };
 
@@ -180,13 +180,33 @@ fn names_that_are_hostile_stay_text() {
     assert!(shown.starts_with("?[2J<&"), "{shown}");
 }
 
+/// The options `--time`, `--group`, `--step`, `--horizon` and `--plot`, from four bytes, as in the fuzz target `csv_table`.
+fn choices([time, group, step, horizon]: [u8; 4]) -> Choices {
+    let column = |byte: u8| match byte {
+        0..128 => None,
+        128..192 => Some("none".to_owned()),
+        192.. => Some((byte % 4 + 1).to_string()),
+    };
+    // From a millisecond to the longest time that the command takes.
+    let span = |byte: u8| Duration::from_millis(1 << (byte % 64));
+    Choices {
+        value: None,
+        time: column(time),
+        group: column(group),
+        step: (step >= 128).then(|| span(step)),
+        horizons: if horizon >= 128 { vec![span(horizon), span(horizon / 2)] } else { Vec::new() },
+        picture: horizon % 4 == 1,
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// A recording with some bytes changed, removed or doubled.
+    /// A recording with some bytes changed, removed or doubled, with any options.
     #[test]
     fn no_mutation_of_a_recording_causes_a_panic(
         which in 0..RECORDINGS.len(),
+        head in any::<[u8; 4]>(),
         edits in proptest::collection::vec((any::<prop::sample::Index>(), 0..4_u8, any::<u8>()), 1..40),
         packed in any::<bool>(),
     ) {
@@ -207,8 +227,12 @@ proptest! {
             zipped.truncate(zipped.len() - usize::from(zipped[9] % 2) * 8);
             bytes = zipped;
         }
-        if let Ok(profile) = csv(bytes.as_slice(), &Choices::default()) {
-            let _ = (json(&profile), people(&profile, LOOK), svg(&profile));
+        let choices = choices(head);
+        if let Ok(profile) = csv(bytes.as_slice(), &choices) {
+            let _ = (json(&profile), people(&profile, LOOK));
+            if let (true, Ok(picture)) = (choices.picture, svg(&profile)) {
+                prop_assert!(png(&picture).is_ok());
+            }
         }
     }
 }

@@ -39,8 +39,9 @@ pub struct HistoryPlan {
 }
 
 impl Recorder {
-    /// Chooses the tier for a question: the finest one that has the begin, and is not finer than the wanted step. Without a begin
-    /// and a step, these are the steps in memory.
+    /// Chooses the tier for a question. Of the tiers that reach back to the begin, it is the coarsest one whose step is not longer
+    /// than the wanted one. Where all are coarser than that, and where no step is wanted, it is the finest of them. If no tier
+    /// reaches back so far, it is the longest one. Without a begin and a step, these are the steps in memory.
     #[must_use]
     pub fn plan(&self, query: &HistoryQuery, now: Now) -> HistoryPlan {
         let key = HistoryKey { subject: query.subject.clone(), quantity: query.quantity };
@@ -48,19 +49,16 @@ impl Recorder {
         let wall = self.anchor.map_or(now.wall, |anchor| anchor.wall(now.monotonic));
         let tiers = tiers(series);
         let age = query.from.map(|from| wall.since(from));
-        let fine_enough = |step: Duration| query.step.is_none_or(|wanted| step <= wanted);
         let reaches = |span: Duration| age.is_none_or(|age| age <= span);
-        let fits = |(tier, step, span): &&(AnsweringTier, Duration, Duration)| {
-            // The driver's own samples are an answer only to a question about them.
-            let asked =
-                *tier != AnsweringTier::Source || query.step.is_some_and(|wanted| wanted < self.shortest_step());
-            asked && fine_enough(*step) && reaches(*span)
-        };
-        let coarsest = || tiers.iter().rev().find(|(_, step, _)| fine_enough(*step)).or(tiers.first());
+        // The driver's own samples are an answer only to a question about them.
+        let samples = query.step.is_some_and(|wanted| wanted < self.shortest_step());
+        let asked = |tier: AnsweringTier| samples || tier != AnsweringTier::Source;
+        let reaching = || tiers.iter().filter(move |(tier, _, span)| asked(*tier) && reaches(*span));
         // With a step, the coarsest tier that is fine enough has the longest history and needs the least work.
-        let chosen = if query.step.is_some() { tiers.iter().rev().find(fits) } else { tiers.iter().find(fits) };
+        let coarsest = query.step.and_then(|wanted| reaching().rev().find(|(_, step, _)| *step <= wanted));
         let fallback = (AnsweringTier::Stored(StoredTier::Quarter), StoredTier::Quarter.step(), Duration::MAX);
-        let (tier, step, _) = *chosen.or_else(coarsest).unwrap_or(&fallback);
+        // A begin that is missing in the answer would look like a time without a measurement.
+        let (tier, step, _) = *coarsest.or_else(|| reaching().next()).or(tiers.last()).unwrap_or(&fallback);
         let factor = query.step.map_or(1, |wanted| nanos(wanted) / nanos(step).max(1)).max(1);
         let from = query.from.unwrap_or_default();
         let stored = match (tier, self.anchor) {
@@ -226,10 +224,16 @@ mod tests {
             (None, Some(SECOND), 1),
             (None, Some(SECOND * 10), 10),
             (None, Some(SECOND * 60), 60),
+            (None, Some(SECOND * 90), 60),
             (None, Some(SECOND * 3600), 3600),
             (Some(WallTime(u64::MAX)), Some(SECOND * 7), 7),
             (None, Some(Duration::from_millis(1)), 1),
             (None, Some(Duration::MAX), u64::MAX),
+            // No tier is so fine so far back: the answer is coarser, and does not begin later.
+            (ago(3_600), Some(SECOND), 60),
+            (ago(7 * 86_400), Some(SECOND * 600), 900),
+            (ago(34 * 86_400), Some(SECOND * 840), 900),
+            (Some(WallTime(0)), Some(SECOND), 900),
         ] {
             let step_of_answer = asked(&recorder, &query(from, step)).step;
             let expected = if expected == u64::MAX { step_of_answer } else { Duration::from_secs(expected) };

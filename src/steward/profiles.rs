@@ -6,6 +6,7 @@
 //! ```
 
 mod csv;
+mod progress;
 mod history;
 
 use clap::{ArgMatches, Command};

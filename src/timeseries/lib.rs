@@ -30,7 +30,7 @@ mod noise;
 
 pub use forecast::{Forecast, Maximum, Member, Replayed, forecast, next_maximum, replay, replay_maximum};
 pub use leak::{Leak, leak};
-pub use period::{Alternative, Period, Quartiles, Reason, Verdict, find_period, fold};
+pub use period::{Alternative, CounterLimit, Period, Quartiles, Reason, Verdict, find_period, fold};
 pub use period_watch::{PeriodWatch, Published};
 pub use series::{Counter, MAX_POINTS, Sample, Series, SeriesError};
 pub use steps::{Step, steps};

@@ -119,11 +119,20 @@ pub enum Reason {
     },
     /// The values change as fast as the counter can show it.
     FasterThanCounter {
-        /// The larger of the window and the refresh of the counter.
-        refresh: Duration,
+        /// What of the counter is too slow.
+        limit: CounterLimit,
         /// The shortest period that this counter can show.
         shortest: Duration,
     },
+}
+
+/// The larger of the window and the refresh of a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CounterLimit {
+    /// It averages over this time.
+    Window(Duration),
+    /// It changes its value at most once in this time.
+    Refresh(Duration),
 }
 
 /// Lower quartile, median and upper quartile of the values at one phase.
@@ -192,9 +201,14 @@ impl fmt::Display for Reason {
             Self::TooFewCycles { cycles, period } => {
                 write!(to, "only {cycles:.1} cycles of {} were seen, at least 4 are needed", Seconds(*period))
             }
-            Self::FasterThanCounter { refresh, shortest } => {
-                let (refresh, shortest) = (Seconds(*refresh), Seconds(*shortest));
-                write!(to, "the counter is refreshed every {refresh}, so it cannot show a period below {shortest}")
+            Self::FasterThanCounter { limit, shortest } => {
+                match limit {
+                    CounterLimit::Window(window) => write!(to, "the counter averages over {}", Seconds(*window))?,
+                    CounterLimit::Refresh(refresh) => {
+                        write!(to, "the counter is refreshed every {}", Seconds(*refresh))?
+                    }
+                }
+                write!(to, ", so it cannot show a period below {}", Seconds(*shortest))
             }
         }
     }
@@ -334,8 +348,8 @@ fn refused(series: &Series, resolution: Resolution, found: &[Candidate], best: O
     let lengths = foldable(series, resolution);
     let mut prominent = found.iter().filter(|candidate| candidate.prominence >= PROMINENT);
     if resolution.repeats || prominent.clone().any(|candidate| candidate.length < *lengths.start()) {
-        let (refresh, shortest) = (time(resolution.refresh), time(resolution.shortest_period()));
-        return Verdict::Unobservable(Reason::FasterThanCounter { refresh, shortest });
+        let (limit, shortest) = (resolution.limit(time), time(resolution.shortest_period()));
+        return Verdict::Unobservable(Reason::FasterThanCounter { limit, shortest });
     }
     if let Some(long) = prominent.find(|candidate| candidate.length > *lengths.end()) {
         let cycles = series.len() as f64 / long.length;

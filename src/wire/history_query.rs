@@ -70,7 +70,7 @@ pub struct HistoryQuestion {
     pub series: SeriesName,
     /// Begin; `None` for the oldest value that the step allows.
     pub from: Option<WallTime>,
-    /// The wanted step; `None` for the finest step that gives few enough points.
+    /// The wanted step; `None` for the finest step that is kept as far back as `from`.
     pub step: Option<Duration>,
 }
 

@@ -7,7 +7,7 @@ use crate::built::binary;
 use crate::container::device_nodes;
 use lab::agent::Agent;
 use lab::eventually::eventually;
-use lab::scenario::{Churn, FakeGpu, FakeNvml, Program, ReadingKind, Scenario, Value as Number};
+use lab::scenario::{Churn, FakeGpu, FakeNvml, Program, ReadingKind, Scenario, Value as Number, process};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,6 +20,12 @@ const ENDED_WITHIN: Duration = Duration::from_secs(240);
 const FOREIGN: &str = "ai.centaurus.io/physical-gpu-count";
 const DOMAIN: &str = "ai.centaurus.io/";
 const PROFILE: &str = "gpu-steward.io/gpu-";
+/// The commands with which people look at Alnair's annotations, after `kubectl describe`: that of Alnair's documentation, and the one
+/// that also shows long values (docs/decisions/0200).
+const KEYS: &str = "grep ai.centaurus.io";
+const KEYS_AND_VALUES: &str = "grep -A1 ai.centaurus.io";
+/// The process of each GPU. Its number is far above those of the processes of this machine.
+const PID: u32 = 3_999_999;
 
 /// GPUs whose loads the test sets.
 struct Driver {
@@ -38,12 +44,13 @@ impl Driver {
         driver
     }
 
-    /// Sets the load of each GPU, and processes that start and end on each.
+    /// Sets the load of each GPU, with one process, and processes that start and end on each.
     fn load(&self, loads: &[Number], churn: Option<&Churn>) {
         let gpu = |load: &Number| FakeGpu {
             values: [ReadingKind::UtilizationPercent, ReadingKind::MemoryCopyPercent]
                 .map(|kind| (kind, load.clone()))
                 .into(),
+            processes: vec![process(PID, 1 << 30, 50.0)],
             churn: churn.cloned(),
             ..FakeGpu::default()
         };
@@ -78,13 +85,13 @@ fn clean_node(bed: &Bed) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The command with which people look at Alnair's annotations. kubectl puts a long value on the line after its key.
-fn described(bed: &Bed) -> String {
+/// What people see of Alnair's annotations.
+fn described(bed: &Bed, filter: &str) -> String {
     let status = bed.cluster.status();
     let path = format!("{}:{}", status.programs, std::env::var("PATH").unwrap_or_default());
-    let script = "kubectl describe node \"$0\" | grep -A1 ai.centaurus.io";
+    let script = format!("kubectl describe node \"$0\" | {filter}");
     let output = Command::new("bash")
-        .args(["-c", script, bed.node()])
+        .args(["-c", &script, bed.node()])
         .env("PATH", path)
         .env("KUBECONFIG", &status.kubeconfig)
         .output()
@@ -133,9 +140,12 @@ fn a_cyclic_load_is_shown_on_its_node_until_it_ends() {
     let driver = Driver::new(&[cycles(6.0)]);
     let agent = driver.agent(&bed);
     let found = eventually("the cyclic pattern on the Node", SHOWN_WITHIN, || {
-        shown_load(&described(&bed)).filter(|load| load.job == "DLT" && load.cyclic)
+        shown_load(&described(&bed, KEYS_AND_VALUES)).filter(|load| load.job == "DLT" && load.cyclic)
     });
-    println!("{}", described(&bed));
+    println!("{}", described(&bed, KEYS_AND_VALUES));
+    let short = described(&bed, KEYS);
+    assert!(short.contains("ai.centaurus.io/GPU-0-job-type: DLT"), "{short}");
+    assert!(short.contains("ai.centaurus.io/gpu-0:") && !short.contains("cyclic_pattern"), "{short}");
     assert!(found.period.is_some_and(|samples| (5.7..=6.3).contains(&samples)), "{found:?}");
     let node = bed.node_object();
     let text = |key: &str| node["metadata"]["annotations"][format!("{DOMAIN}{key}")].as_str().map(str::to_owned);
@@ -149,12 +159,12 @@ fn a_cyclic_load_is_shown_on_its_node_until_it_ends() {
     assert!(ended.status.success(), "{}", ended.log);
     let agent = driver.agent(&bed);
     eventually("the history from before the restart", SOON, || minutes(&agent).contains(&before).then_some(()));
-    let load = shown_load(&described(&bed)).expect("the load of the GPU");
+    let load = shown_load(&described(&bed, KEYS_AND_VALUES)).expect("the load of the GPU");
     assert!(load.job == "DLT" && load.cyclic, "{load:?}");
 
     driver.load(&[Number::Constant(0.0)], None);
     eventually("the end of the load on the Node", ENDED_WITHIN, || {
-        shown_load(&described(&bed)).filter(|load| load.job == "Empty" && !load.cyclic)
+        shown_load(&described(&bed, KEYS_AND_VALUES)).filter(|load| load.job == "Empty" && !load.cyclic)
     });
     assert!(!keys(&bed).contains(&format!("{DOMAIN}GPU-0-mem-util-max")), "{:?}", keys(&bed));
 

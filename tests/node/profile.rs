@@ -33,7 +33,7 @@ fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A public recording; `tests/golden/traces/README.md` gives its origin.
+/// A recording, or a file in the form of one; `tests/golden/traces/README.md` gives its origin.
 fn recording(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces").join(name)
 }
@@ -93,12 +93,12 @@ fn programs_get_the_same_as_json_and_people_the_picture() {
 }
 
 #[test]
-fn public_recordings_are_read_as_they_are() {
+fn files_of_other_recorders_are_read_as_they_are() {
     for (name, args, series) in [
         ("nvidia-smi-a100.csv", &["--value", "power.draw"][..], 1),
         ("nvidia-smi-units.csv", &[], 1),
         ("helios-two-tenants.csv", &["--value", "vc6YE"], 1),
-        ("gentd26-two-pods.csv", &["--group", "container_ip"], 2),
+        ("two-pods.csv", &["--group", "container_ip"], 2),
     ] {
         let file = recording(name);
         let document = json(&profile(&[&[file.to_str().unwrap(), "-o", "json"], args].concat()));
@@ -154,15 +154,27 @@ fn data_without_a_series_ends_with_65_and_a_sentence() {
 #[test]
 fn a_verdict_without_a_period_ends_with_0() {
     let constant = (0..200).fold("time,value\n".to_owned(), |rows, at| rows + &format!("{at},45\n"));
-    for (content, sentence) in [
-        ("time,value\n1,2\n2,3\n", "value is unknown: "),
-        (constant.as_str(), "value is aperiodic: "),
-        ("time,value\n1,2\n2,\n3,NaN\n4,x\n3,1\n4,1\n5,6\n", "3 rows"),
+    for (content, sentences) in [
+        ("time,value\n1,2\n2,3\n", &["value is unknown: "][..]),
+        (constant.as_str(), &["value is aperiodic: "]),
+        (
+            "time,value\n1,2\n2,\n3,NaN\n4,x\n3,1\n4,1\n5,6\n",
+            &[
+                "value is unknown: ",
+                "1 row has a time before that of an earlier row: left out",
+                "1 row has the same time as the row before: left out",
+                "1 row has no number in column `value` (for example `x`): a gap",
+                "1 row has NaN or an infinite number in column `value`: a gap",
+                "1 row has an empty cell in column `value`: a gap",
+            ],
+        ),
     ] {
         let answer = profile_of(content.as_bytes(), &[]);
         assert_eq!(answer.status.code(), Some(0), "{}", text(&answer.stderr));
         let shown = text(&answer.stdout);
-        assert!(shown.contains(sentence) || shown.contains("a gap"), "{shown}");
+        for sentence in sentences {
+            assert!(shown.contains(sentence), "{sentence}: {shown}");
+        }
     }
 }
 
@@ -185,6 +197,42 @@ fn names_from_a_file_cannot_command_the_terminal() {
         let answer = profile_of(rows.as_bytes(), args);
         let shown = text(&answer.stdout) + &text(&answer.stderr);
         assert!(!shown.contains(['\u{1b}', '\u{202e}']), "{shown:?}");
+    }
+}
+
+/// What a terminal shows of this command.
+fn on_a_terminal(command: &str) -> String {
+    let line = format!("stty rows 24 cols 80; {command}");
+    let mut script = Command::new("script");
+    script.args(["-qefc", &line, "/dev/null"]).env("TERM", "xterm-256color").env("SHELL", "/bin/sh");
+    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("`script` of bsdutils");
+    // Without its end, nothing is typed.
+    let keys = script.stdin.take();
+    let output = script.wait_with_output().unwrap();
+    drop(keys);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    text(&output.stdout)
+}
+
+#[test]
+#[ignore = "needs script: tests/run"]
+fn a_large_file_shows_its_progress_and_then_the_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("load.csv");
+    let mut rows = "time,value\n".to_owned();
+    for at in 0..400_000_u32 {
+        writeln!(rows, "{},{:.30}", 1_700_000_000 + at, f64::from(at % 600)).unwrap();
+    }
+    assert!(rows.len() > 17 << 20);
+    std::fs::write(&file, rows).unwrap();
+    let file = file.display();
+    for (command, progress) in [
+        (format!("{BINARY} profile csv {file}"), " of 17."),
+        (format!("cat {file} | {BINARY} profile csv -"), "reading 16"),
+    ] {
+        let shown = on_a_terminal(&command);
+        let (reading, answer) = (shown.find("reading "), shown.find("400,000 values"));
+        assert!(reading.is_some() && reading < answer && shown.contains(progress), "{command}: {shown}");
     }
 }
 

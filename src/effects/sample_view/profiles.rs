@@ -13,6 +13,7 @@ use std::time::Duration;
 #[expect(clippy::too_many_lines, reason = "a list of values")]
 pub(crate) fn small() -> WorkloadProfiles {
     let gpu = |index| ProfiledSubject::Gpu(uuid(index));
+    let instance = || ProfiledSubject::Gpu(mig_uuid(0));
     let train = ("ml", "train-0");
     WorkloadProfiles {
         profiles: vec![
@@ -47,9 +48,21 @@ pub(crate) fn small() -> WorkloadProfiles {
                 cycles: Some(verdict(VerdictKind::Unknown, "there are too few values")),
                 ..empty(gpu(1), ProfiledQuantity::Utilization)
             },
+            WorkloadProfile { next_hour_maximum: Some(bytes(79)), ..empty(gpu(2), ProfiledQuantity::GpuMemory) },
             WorkloadProfile {
                 cycles: Some(verdict(VerdictKind::Unobservable, "the counter is too slow")),
-                ..empty(ProfiledSubject::Gpu(mig_uuid(0)), ProfiledQuantity::Utilization)
+                ..empty(instance(), ProfiledQuantity::Utilization)
+            },
+            WorkloadProfile {
+                cycles: Some(periodic(40.0)),
+                forecasts: vec![forecast(30, [50.0, 40.0, 60.0])],
+                next_hour_maximum: Some(65.0),
+                ..empty(instance(), ProfiledQuantity::MemoryCopy)
+            },
+            WorkloadProfile {
+                forecasts: vec![forecast(30, [bytes(8), bytes(7), bytes(9)])],
+                next_hour_maximum: Some(bytes(10)),
+                ..empty(instance(), ProfiledQuantity::GpuMemory)
             },
             WorkloadProfile { cycles: Some(periodic(6.5)), ..of_pod(1, train, ProfiledQuantity::Cpu) },
             WorkloadProfile {

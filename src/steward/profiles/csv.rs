@@ -6,9 +6,9 @@
 //!
 //! What must never happen here: a file that is read whole, text of a file that reaches a terminal as it is.
 
+use super::progress::WithProgress;
 use crate::settings::value;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use indicatif::{ProgressBar, ProgressStyle};
 use profile::{Choices, CsvError, Look, PlotError, Profile};
 use serve::exit::Exit;
 use serve::terminal::{plain, plain_json};
@@ -21,8 +21,6 @@ use std::time::Duration;
 pub(super) const NAME: &str = "csv";
 /// The file name that stands for standard input.
 const STDIN: &str = "-";
-/// Files from this size on take more than a second, and have a progress bar.
-const LARGE: u64 = 16 << 20;
 /// More horizons than a person compares; each costs an analysis of the series.
 const MAX_HORIZONS: usize = 8;
 
@@ -193,39 +191,15 @@ fn analyse(command: &CsvCommand) -> Result<(), Failure> {
     }
 }
 
-/// The file, with a progress bar on the terminal if it is large.
 fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
     if file == Path::new(STDIN) {
-        return Ok(Box::new(io::stdin().lock()));
+        return Ok(Box::new(WithProgress::new(io::stdin().lock(), None)));
     }
     let failed = |source| Failure::Open { file: file.to_owned(), source };
     let opened = File::open(file).map_err(failed)?;
-    let size = opened.metadata().map_err(failed)?.len();
-    if size < LARGE {
-        return Ok(Box::new(opened));
-    }
-    // It draws on standard error, and only if that is a terminal.
-    let bar = ProgressBar::new(size);
-    if let Ok(style) = ProgressStyle::with_template("reading {bar:40} {bytes} of {total_bytes}, {eta} left") {
-        bar.set_style(style);
-    }
-    Ok(Box::new(ClearedAtEnd { reader: bar.wrap_read(opened), bar }))
-}
-
-/// Takes the progress bar away at the end of the file: the answer follows.
-struct ClearedAtEnd<R> {
-    reader: R,
-    bar: ProgressBar,
-}
-
-impl<R: Read> Read for ClearedAtEnd<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.reader.read(buffer);
-        if !matches!(read, Ok(1..)) {
-            self.bar.finish_and_clear();
-        }
-        read
-    }
+    let facts = opened.metadata().map_err(failed)?;
+    let size = facts.is_file().then_some(facts.len());
+    Ok(Box::new(WithProgress::new(opened, size)))
 }
 
 fn draw(profile: &Profile, path: &Path) -> Result<(), Failure> {

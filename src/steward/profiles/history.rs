@@ -71,7 +71,7 @@ pub(super) fn command() -> Command {
     let step = Arg::new("step")
         .long("step")
         .value_name("TIME")
-        .help("Time between two values, such as 1m or 15m [default: the finest one that gives at most 4096 values]");
+        .help("Time between two values, such as 1m or 15m; longer where nothing so fine is kept since --from [default: the finest one that is]");
     Command::new(NAME)
         .about("Show the values that the agent on this machine keeps of one GPU or pod")
         .after_help(EXAMPLES)

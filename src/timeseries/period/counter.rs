@@ -7,9 +7,10 @@
 
 use std::time::Duration;
 
+use super::CounterLimit;
 use crate::series::Series;
 
-/// A period must be this many times as long as the refresh: fewer values do not show the shape of a cycle.
+/// A period must be this many times as long as the refresh or the window: fewer values do not show the shape of a cycle.
 const LEAST_PER_CYCLE: u32 = 4;
 
 /// Runs of equal values that are needed to measure the refresh.
@@ -21,8 +22,10 @@ const FEWEST_VALUES: usize = 8;
 /// What a counter can show, in steps of the series.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Resolution {
-    /// The larger of window and refresh, at least one step.
+    /// The refresh, at least one step.
     pub(super) refresh: f64,
+    /// The window; one step if it is not known.
+    pub(super) window: f64,
     /// Whether the counter is refreshed more slowly than it is read.
     pub(super) repeats: bool,
 }
@@ -34,12 +37,21 @@ impl Resolution {
         let read = counter.refresh.map(steps).or_else(|| measured_refresh(series.values()));
         let refresh = read.unwrap_or(1.0).max(1.0);
         let window = counter.window.map_or(1.0, steps);
-        Self { refresh: refresh.max(window), repeats: refresh >= 2.0 }
+        Self { refresh, window, repeats: refresh >= 2.0 }
+    }
+
+    /// What limits the periods that the counter can show: the larger of window and refresh.
+    pub(super) fn limit(self, time: impl Fn(f64) -> Duration) -> CounterLimit {
+        if self.window > self.refresh {
+            CounterLimit::Window(time(self.window))
+        } else {
+            CounterLimit::Refresh(time(self.refresh))
+        }
     }
 
     /// The shortest period that the counter can show, in steps.
     pub(super) fn shortest_period(self) -> f64 {
-        self.refresh * f64::from(LEAST_PER_CYCLE)
+        self.refresh.max(self.window) * f64::from(LEAST_PER_CYCLE)
     }
 }
 
@@ -95,9 +107,12 @@ mod tests {
     fn the_larger_of_window_and_refresh_counts() {
         let values = || (0_u32..900).map(|index| Some(f64::from(index % 101)));
         let series = Series::regular(Duration::from_millis(100), values()).unwrap();
-        assert_eq!(Resolution::of(&series), Resolution { refresh: 1.0, repeats: false });
+        assert_eq!(Resolution::of(&series), Resolution { refresh: 1.0, window: 1.0, repeats: false });
         let counter =
             crate::Counter { window: Some(Duration::from_secs(1)), refresh: Some(Duration::from_millis(500)) };
-        assert_eq!(Resolution::of(&series.with_counter(counter)), Resolution { refresh: 10.0, repeats: true });
+        let slow = Resolution::of(&series.with_counter(counter));
+        assert_eq!(slow, Resolution { refresh: 5.0, window: 10.0, repeats: true });
+        assert_eq!(slow.shortest_period(), 40.0);
+        assert_eq!(slow.limit(Duration::from_secs_f64), CounterLimit::Window(Duration::from_secs(10)));
     }
 }

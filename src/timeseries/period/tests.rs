@@ -118,6 +118,9 @@ fn a_period_that_the_counter_cannot_show_is_unobservable() {
     let slow = Counter { window: Some(SECOND * 6), refresh: None };
     let verdict = find_period(&series(values()).with_counter(slow));
     assert!(matches!(verdict, Verdict::Unobservable(Reason::FasterThanCounter { .. })), "{verdict:?}");
+    assert_eq!(verdict.reason(), "the counter averages over 6 s, so it cannot show a period below 24 s");
+    let slow = Counter { window: Some(SECOND * 4), refresh: Some(SECOND * 6) };
+    let verdict = find_period(&series(values()).with_counter(slow));
     assert_eq!(verdict.reason(), "the counter is refreshed every 6 s, so it cannot show a period below 24 s");
     let fast = Counter { window: Some(SECOND * 4), refresh: Some(SECOND) };
     assert!(is_near(&find_period(&series(values()).with_counter(fast)), 20.0));

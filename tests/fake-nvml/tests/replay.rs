@@ -57,8 +57,8 @@ fn a_wide_table_is_replayed_faster_than_it_was_recorded() {
 
 #[test]
 fn one_pod_of_a_long_table_is_replayed_and_its_integral_is_right() {
-    let path = golden("gentd26-two-pods.csv");
-    let pod = "2e6ae9139876748af8cf4e03e8d5cd77";
+    let path = golden("two-pods.csv");
+    let pod = "a3f09b5d7c1e48d2960fe8b47a5c3d11";
     let trace = Trace::read(&path, "value", Some(("container_ip", pod))).unwrap();
     let filter = Some(("container_ip".to_owned(), pod.to_owned()));
     let replay = Replay { filter, repeat: false, ..Replay::of(&path, "value") };
