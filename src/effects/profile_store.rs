@@ -271,13 +271,19 @@ fn remove_old(change: &Transaction<'_>, now: WallTime) -> rusqlite::Result<()> {
             (number(tier), signed(oldest)),
         )?;
         if removed > 0 && tier == StoredTier::Quarter {
-            change.execute("DELETE FROM series WHERE id NOT IN (SELECT series FROM history)", [])?;
+            remove_empty_series(change)?;
         }
     }
     Ok(())
 }
 
-/// Removes the oldest day, or the oldest hour if there is no day. Returns the number of rows that were removed.
+/// Removes the series of which no history is left: pods that come and go would fill the file with their names.
+fn remove_empty_series(connection: &Connection) -> rusqlite::Result<usize> {
+    connection.execute("DELETE FROM series WHERE id NOT IN (SELECT series FROM history)", [])
+}
+
+/// Removes the oldest day, or the oldest hour if there is no day, and the series that it leaves empty. Returns the number of rows
+/// that were removed.
 fn remove_oldest(connection: &Connection) -> rusqlite::Result<usize> {
     for tier in [StoredTier::Quarter, StoredTier::Minute] {
         let removed = connection.execute(
@@ -285,10 +291,10 @@ fn remove_oldest(connection: &Connection) -> rusqlite::Result<usize> {
             [number(tier)],
         )?;
         if removed > 0 {
-            return Ok(removed);
+            return Ok(removed + remove_empty_series(connection)?);
         }
     }
-    Ok(0)
+    remove_empty_series(connection)
 }
 
 /// The number of a tier in the file.

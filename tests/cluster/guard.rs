@@ -438,6 +438,7 @@ fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
     // Sizes: what is still allowed, and one more.
     let entries =
         |count: usize| (0..count).map(|at| (format!("k{at}"), json!(""))).collect::<serde_json::Map<String, Value>>();
+    let owner = |name: &str| json!({ "apiVersion": "a/v1", "kind": "A", "name": name, "uid": name });
     let list = |what: &str, count: usize| {
         let tolerations: Vec<Value> =
             (0..count).map(|at| json!({ "key": format!("k{at}"), "operator": "Exists" })).collect();
@@ -450,24 +451,57 @@ fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
         create(&|pod: &mut Value| match what {
             "tolerations" => pod["spec"]["tolerations"] = tolerations.clone().into(),
             "containers that request GPUs" => pod["spec"]["initContainers"] = containers.clone().into(),
+            "finalizers" => {
+                let names: Vec<String> = (0..count).map(|at| format!("a.example/f{at}")).collect();
+                pod["metadata"][what] = json!(names);
+            }
+            "ownerReferences" => {
+                let owner = |at: usize| owner(&format!("a{at}"));
+                pod["metadata"][what] = (0..count).map(owner).collect::<Vec<Value>>().into();
+            }
             _ => pod["metadata"][what] = entries(count).into(),
         })
     };
     // The API server adds two tolerations to each pod.
-    for (what, most) in
-        [("labels", 1000), ("annotations", 5000), ("tolerations", 198), ("containers that request GPUs", 64)]
-    {
+    for (what, most) in [
+        ("labels", 200),
+        ("annotations", 5000),
+        ("tolerations", 198),
+        ("finalizers", 20),
+        ("ownerReferences", 20),
+        ("containers that request GPUs", 64),
+    ] {
         let _ = list(what, most).ok();
         let output = list(what, most + 1).refused();
         assert!(output.contains("a pod may have at most") && output.contains(what), "{what}: {output}");
     }
+    let owned = |name: String| create(&|pod: &mut Value| pod["metadata"]["ownerReferences"] = json!([owner(&name)]));
+    let _ = owned("a".repeat(317)).ok();
+    assert!(owned("a".repeat(318)).refused().contains("in ownerReferences has more than 317 characters"));
+    let mirror = create(&|pod: &mut Value| {
+        pod["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "a" });
+        pod["spec"]["nodeName"] = "node-1".into();
+        pod["spec"]["automountServiceAccountToken"] = false.into();
+    });
+    assert!(mirror.refused().contains("only a kubelet creates mirror pods"));
+    // Each name of a writer is one entry of managedFields.
+    let small = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "small", "namespace": namespace, "labels": { "a": "b" } },
+        "spec": { "schedulerName": "nobody", "containers": [{ "name": "main", "image": "registry.local/busybox:1" }] },
+    });
+    let apply = |at: usize| {
+        let manager = format!("--field-manager=m{at}");
+        ann.run_with(&["apply", "--server-side", "--force-conflicts", &manager, "-f", "-"], &small.to_string())
+    };
+    (0..50).for_each(|at| drop(apply(at).ok()));
+    assert!(apply(50).refused().contains("at most 50 managedFields, and this one has 51"));
     // A pod that has as many as allowed can still be changed.
     let large = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large", "namespace": namespace, "labels": entries(1000) },
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large", "namespace": namespace, "labels": entries(200) },
         "spec": { "schedulerName": "nobody", "containers": [{ "name": "main", "image": "registry.local/busybox:1" }] },
     });
     let _ = ann.create(&large.to_string()).ok();
     let output = ann.run(&["label", "pod", "large", "-n", namespace, "one=more"]).refused();
-    assert!(output.contains("at most 1000 labels, and this one has 1001"), "{output}");
+    assert!(output.contains("at most 200 labels, and this one has 201"), "{output}");
     let _ = ann.run(&["label", "pod", "large", "-n", namespace, "k0-", "one=more"]).ok();
 }

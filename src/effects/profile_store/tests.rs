@@ -212,6 +212,24 @@ fn a_file_that_is_full_loses_its_oldest_days() {
     assert!(!store.read(&key(50), StoredTier::Quarter, range).unwrap().is_empty());
 }
 
+#[test]
+fn pods_that_come_and_go_do_not_fill_the_file_with_their_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = opened(&folder);
+    let series = |store: &ProfileStore| {
+        store.connection.query_row("SELECT count(*) FROM series", [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    for day in 0..10_u32 {
+        let steps: Vec<HistoryStep> = (0..96).map(|at| step(QUARTERS - (10 - u64::from(day)) * 96 + at, 1.0)).collect();
+        let new: Vec<_> = (0..100).map(|at| unwritten(key(day * 100 + at), StoredTier::Quarter, &steps)).collect();
+        write(&mut store, &new).unwrap();
+    }
+    assert_eq!(series(&store), 1000);
+    store.shrink(store.used_pages().unwrap() / 2).unwrap();
+    let kept = series(&store);
+    assert!((100..=600).contains(&kept), "{kept}");
+}
+
 /// In the child process of the test below: writes one minute after the other, until it is killed. Elsewhere it does nothing.
 #[test]
 fn child_that_writes_until_it_is_killed() {
