@@ -144,7 +144,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
     // A grace period without a bound can give a time before 1970. Such a pod is being deleted, and it must not be unreadable:
     // its owner could keep a node closed with it.
     let deleted_at = deletion_timestamp.map(|text| timestamp::rfc3339(&text).unwrap_or_default());
-    let Annotations { kept, left_out, system_left_out, bytes, mirror_of, assumed: _ } = annotations.0;
+    let Annotations { kept, left_out, system_left_out, bytes, mirror_of, longest_class, assumed: _ } = annotations.0;
     let controller = owner_references.0.iter().find(|owner| owner.controller == Some(true));
     let is_of_node = controller.is_some_and(|owner| owner.kind == "Node" && owner.api_version == "v1");
     let (containers, containers_left_out) = containers(&spec, &status);
@@ -168,7 +168,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         system_keys_left_out: system_left_out,
         annotation_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
         bytes: 0,
-        status_bytes: status_bytes(&spec),
+        status_bytes: status_bytes(&spec, longest_class),
         labels: selected_labels(labels, label_keys),
         priority: spec.priority,
         controller: controller.and_then(of_controller),
@@ -630,6 +630,14 @@ fn is_extended(resource: &str) -> bool {
     resource.len() <= MAX_KEY && resource.contains('/')
 }
 
+/// The beginnings of the keys by which a pod chooses a class of block I/O or of the processor's caches (RDT) for its containers. A
+/// runtime that knows no such class repeats the value in its error for each container.
+const RESOURCE_CLASSES: [&str; 2] = ["blockio.resources.beta.kubernetes.io/", "rdt.resources.beta.kubernetes.io/"];
+
+fn names_class(key: &str) -> bool {
+    RESOURCE_CLASSES.iter().any(|beginning| key.starts_with(beginning))
+}
+
 /// The annotations that are kept. A misspelt key is kept without its value, which has no effect.
 #[derive(Default)]
 pub(crate) struct Annotations {
@@ -639,6 +647,8 @@ pub(crate) struct Annotations {
     /// Bytes of all annotations, kept or not.
     bytes: usize,
     mirror_of: Option<PodUid>,
+    /// Bytes of the longest value that names a class of [`RESOURCE_CLASSES`].
+    longest_class: usize,
     /// On a Node: how much of its GPUs is taken. It takes no room of other annotations, and a pod does not have it.
     pub(crate) assumed: Option<Arc<str>>,
 }
@@ -648,15 +658,18 @@ impl<'de> Deserialize<'de> for Annotations {
         // A user's annotations must not displace a claim: system-owned annotations get their space first.
         let (mut system, mut free) = (BoundedEntries::default(), BoundedEntries::default());
         let (mut hash, mut mirror, mut assumed) = (None, None, None);
-        let (mut skipped, mut read) = (0, 0);
+        let (mut skipped, mut read, mut longest_class) = (0, 0, 0);
         let mut misspelt: Vec<Arc<str>> = Vec::new();
         deserializer.deserialize_map(SelectedEntries {
-            selects: |key| is_ours(key) || is_misspelt(key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
+            selects: |key| {
+                is_ours(key) || is_misspelt(key) || key == CONFIG_HASH || key == CONFIG_MIRROR || names_class(key)
+            },
             take: |key: String, value: String| {
                 read += key.len() + value.len();
                 match key.as_str() {
                     CONFIG_HASH => hash = Some(value),
                     CONFIG_MIRROR => mirror = Some(value),
+                    class if names_class(class) => longest_class = longest_class.max(value.len()),
                     ASSUMED => assumed = Some(value).filter(|text| text.len() <= MAX_ASSUMED).map(Arc::from),
                     owned if SYSTEM_OWNED.contains(&owned) => system.take(key.into(), value.into()),
                     ours if is_ours(ours) => free.take(key.into(), value.into()),
@@ -677,7 +690,7 @@ impl<'de> Deserialize<'de> for Annotations {
         kept.sort();
         kept.shrink_to_fit();
         let mirror_of = mirror_of(hash.as_deref(), mirror.as_deref());
-        Ok(Annotations { kept, left_out, system_left_out, bytes: skipped + read, mirror_of, assumed })
+        Ok(Annotations { kept, left_out, system_left_out, bytes: skipped + read, mirror_of, longest_class, assumed })
     }
 }
 

@@ -451,6 +451,18 @@ fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
         create(&|pod: &mut Value| match what {
             "tolerations" => pod["spec"]["tolerations"] = tolerations.clone().into(),
             "containers that request GPUs" => pod["spec"]["initContainers"] = containers.clone().into(),
+            "terms" => {
+                let term = json!({ "topologyKey": "a", "labelSelector": { "matchLabels": { "a": "b" } } });
+                pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+                    vec![term; count].into();
+            }
+            "topologySpreadConstraints" => {
+                let spread = |at: usize| {
+                    json!({ "maxSkew": 1, "topologyKey": format!("k{at}"), "whenUnsatisfiable": "ScheduleAnyway",
+                            "labelSelector": { "matchLabels": { "a": "b" } } })
+                };
+                pod["spec"][what] = (0..count).map(spread).collect::<Vec<Value>>().into();
+            }
             "finalizers" => {
                 let names: Vec<String> = (0..count).map(|at| format!("a.example/f{at}")).collect();
                 pod["metadata"][what] = json!(names);
@@ -465,10 +477,12 @@ fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
     // The API server adds two tolerations to each pod.
     for (what, most) in [
         ("labels", 200),
-        ("annotations", 5000),
+        ("annotations", 1000),
         ("tolerations", 198),
         ("finalizers", 20),
         ("ownerReferences", 20),
+        ("terms", 50),
+        ("topologySpreadConstraints", 50),
         ("containers that request GPUs", 64),
     ] {
         let _ = list(what, most).ok();
@@ -478,6 +492,13 @@ fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
     let owned = |name: String| create(&|pod: &mut Value| pod["metadata"]["ownerReferences"] = json!([owner(&name)]));
     let _ = owned("a".repeat(317)).ok();
     assert!(owned("a".repeat(318)).refused().contains("in ownerReferences has more than 317 characters"));
+    for key in ["blockio.resources.beta.kubernetes.io/pod", "rdt.resources.beta.kubernetes.io/container.main"] {
+        let class = |length: usize| {
+            create(&|pod: &mut Value| pod["metadata"]["annotations"] = json!({ key: "a".repeat(length) }))
+        };
+        let _ = class(253).ok();
+        assert!(class(254).refused().contains("has more than 253 characters"), "{key}");
+    }
     let mirror = create(&|pod: &mut Value| {
         pod["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "a" });
         pod["spec"]["nodeName"] = "node-1".into();

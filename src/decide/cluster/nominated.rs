@@ -38,6 +38,10 @@ const MOST_BYTES: usize = 8 << 20;
 /// Upper bound on the pods whose last offer is remembered. An offer has a few hundred nodes with some pods each: 50 KiB, and the
 /// request of the pod takes at most as much.
 pub(super) const OFFERS: usize = 64;
+/// Upper bound on the bytes of all offers. A pod that needs most of a node has all pods of 500 nodes as victims: some 2 MiB.
+const OFFER_BYTES: usize = 8 << 20;
+/// Bytes of a victim: its UID of 36 characters, the counts of its shared text, and the pointer to it.
+const VICTIM_BYTES: usize = 80;
 
 /// The nodes that were offered for a pod, with the pods that are evicted there if kube-scheduler chooses the node.
 pub(super) type Offer = Vec<(NodeName, Vec<PodUid>)>;
@@ -76,6 +80,11 @@ impl Nomination {
     }
 }
 
+/// Bytes that an offer takes.
+fn offer_bytes(offer: &Offer) -> usize {
+    offer.iter().map(|(_, victims)| size_of::<(NodeName, Vec<PodUid>)>() + victims.len() * VICTIM_BYTES).sum()
+}
+
 impl NominatedPods {
     /// These evictions are offered for the pod. If other pods than before are to be evicted on its nominated node, its wait begins
     /// anew.
@@ -91,10 +100,16 @@ impl NominatedPods {
             own.since = self.now;
         }
         self.offers.retain(|(other, _)| other.uid != *uid);
-        if self.offers.len() >= OFFERS {
-            self.offers.pop_front();
+        let bytes = offer_bytes(&offer);
+        let mut total: usize = self.offers.iter().map(|(_, other)| offer_bytes(other)).sum();
+        while (self.offers.len() >= OFFERS || total + bytes > OFFER_BYTES)
+            && let Some((_, oldest)) = self.offers.pop_front()
+        {
+            total -= offer_bytes(&oldest);
         }
-        self.offers.push_back((request.clone(), offer));
+        if bytes <= OFFER_BYTES {
+            self.offers.push_back((request.clone(), offer));
+        }
     }
 
     /// Whether the eviction of `victim` on this node was offered for the pod. The pod watch may not have shown it yet.

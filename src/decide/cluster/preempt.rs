@@ -106,7 +106,7 @@ impl ClusterState {
 pub(super) mod tests {
     use super::*;
     use crate::cluster::StreamId;
-    use crate::cluster::nominated::{MOST, OFFERS};
+    use crate::cluster::nominated::{MOST, NominatedPods, OFFERS, Offer};
     use crate::cluster::tests::{bound, cluster, name, slice};
     use crate::placement::tests::uuid;
     use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportedGpu, ReportedPod, ReportedUse};
@@ -259,5 +259,19 @@ pub(super) mod tests {
         assert_eq!(kept(&cluster), (MOST, OFFERS));
         cluster.pod_gone(&slice(100 + u32::try_from(MOST).unwrap(), 1).uid);
         assert_eq!(kept(&cluster), (MOST - 1, OFFERS - 1));
+    }
+
+    #[test]
+    fn the_bytes_of_offers_are_bounded() {
+        let mut nominated = NominatedPods::default();
+        let victims: Vec<PodUid> = (0..1000).map(|n| slice(n, 1).uid).collect();
+        let offer = |nodes: u32| (0..nodes).map(|n| (name(n), victims.clone())).collect::<Offer>();
+        for n in 0..10 {
+            nominated.offers(&slice(5000 + n, 1), offer(40));
+        }
+        assert_eq!(nominated.kept().1, 2, "3.2 MB each");
+        assert!(nominated.has_offered(&slice(5009, 1).uid, &name(39), &slice(999, 1).uid), "the newest stay");
+        nominated.offers(&slice(6000, 1), offer(120));
+        assert_eq!(nominated.kept().1, 0, "one that is larger than the bound is not kept");
     }
 }

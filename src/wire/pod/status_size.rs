@@ -17,6 +17,7 @@
 //! | names in `env`, `prefix` in `envFrom` | the runtime refuses a value with a zero byte | the longest, [`MESSAGE_COPIES`] |
 //! | `valueFrom`: path of `fileKeyRef`, container of `resourceFieldRef` | the kubelet does not find it | with the name |
 //! | values of `CUDA_VERSION` and of `NVIDIA_…` variables | NVIDIA's runtime does not know the version, device or capability | the longest, [`MESSAGE_COPIES`] |
+//! | annotations `blockio.resources.beta.kubernetes.io/…`, `rdt.…` | the runtime does not know the class | the longest, [`MESSAGE_COPIES`] for each container |
 //! | `resources.requests`, `resources.claims` | in the status of container and pod | [`REQUEST_COPIES`] |
 //! | `readinessGates` | in the condition of the pod | [`GATE_COPIES`] |
 //!
@@ -52,7 +53,7 @@ const GATE_COPIES: usize = 3;
 const SMALL_LISTS: usize = 16 << 10;
 
 /// About as many bytes as the kubelet may write into the status of a pod with this specification.
-pub(super) fn status_bytes(spec: &Spec<'_>) -> u32 {
+pub(super) fn status_bytes(spec: &Spec<'_>, longest_class: usize) -> u32 {
     let lists = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
     let containers = || lists.into_iter().flat_map(|list| &list.0);
     // Any container may mount any volume.
@@ -63,6 +64,7 @@ pub(super) fn status_bytes(spec: &Spec<'_>) -> u32 {
         images,
         host_path,
         security_context: spec.security_context.stored(),
+        longest_class,
         reads_variables: variables > SMALL_LISTS,
     };
     let containers = containers().map(|container| shared.of_container(container)).fold(0, usize::saturating_add);
@@ -75,6 +77,8 @@ struct Shared {
     images: usize,
     host_path: usize,
     security_context: usize,
+    /// Bytes of the longest annotation that chooses a class of block I/O or of caches.
+    longest_class: usize,
     /// Whether the names of variables are counted.
     reads_variables: bool,
 }
@@ -94,6 +98,7 @@ impl Shared {
             + security_context.0.texts()
             + lifecycle.0.post_start.stored()
             + self.host_path
+            + self.longest_class
             + named.max().unwrap_or_default();
         let stated = CONTAINER_STATUS
             + IMAGE_COPIES * (image.0.len() + self.images)

@@ -412,7 +412,7 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
     let with = |path: &str, part: &Value| {
         let mut value = whole();
         let (parent, key) = path.rsplit_once('/').unwrap();
-        value.pointer_mut(parent).unwrap()[key] = part.clone();
+        value.pointer_mut(parent).unwrap()[key.replace("~1", "/")] = part.clone();
         read(&value).unwrap().status_bytes as usize
     };
     let before = read(&whole()).unwrap().status_bytes as usize;
@@ -421,6 +421,9 @@ fn what_a_status_repeats_of_the_specification_is_counted_for_every_container() {
     let mounts = json!([{ "name": "v", "mountPath": format!("/{}", "a".repeat(1000)), "readOnly": true }]);
     let many: Value = (0..10_000).map(|n| json!({ "name": format!("c{n}") })).collect();
     for (path, part, more) in [
+        ("/metadata/annotations/blockio.resources.beta.kubernetes.io~1pod", json!("a".repeat(300)), 3 * 5 * 300),
+        ("/metadata/annotations/rdt.resources.beta.kubernetes.io~1container.main", json!("abc"), 3 * 5 * 3),
+        ("/metadata/annotations/rdt.example.com~1pod", json!("abc"), 0),
         ("/spec/containers/0/image", image.clone(), 9 * 1000),
         ("/spec/initContainers/1/image", image.clone(), 9 * 1000),
         ("/spec/ephemeralContainers", json!([{ "name": "e", "image": image }]), 1024 + 9 * 1007),
