@@ -128,6 +128,11 @@ impl SeriesHistory {
         }
     }
 
+    /// Forgets the steps of the longer tiers. Those whose values are in memory are computed again.
+    pub fn forget_steps(&mut self) {
+        self.pending = Default::default();
+    }
+
     /// A tier as equal steps, from `stored` steps and those that wait; a step without a measurement is `None`. A step that is in
     /// both has its stored value.
     #[must_use]

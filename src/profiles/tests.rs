@@ -215,6 +215,30 @@ fn a_clock_that_jumps_moves_no_step_of_any_tier() {
     assert!(!played(0).is_empty());
 }
 
+/// Promise 24 in docs/specification.md.
+#[test]
+fn the_pair_of_the_file_counts_also_if_the_clocks_are_tied_already() {
+    let played = |jump: u64| {
+        let begun = WallTime(now(0).wall.0 + jump);
+        let mut recorder = Recorder::new(PERIODS, Anchor::new(Now { wall: begun, ..now(0) }));
+        for second in 0..2000 {
+            let now = now(second).monotonic;
+            if second == 700 {
+                assert!(recorder.unwritten().count() > 0);
+                recorder.tie_clocks_as_kept(Anchor::new(self::now(0)).unwrap(), now);
+            }
+            recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(50.0, 5.0, self::now(second))), now);
+            recorder.close_steps(now);
+        }
+        recorder.unwritten().collect::<Vec<_>>()
+    };
+    assert!(!played(0).is_empty());
+    // What is a fraction of a second is no jump.
+    for jump in [3_600_000_000, 30_000_000, 300_000] {
+        assert_eq!(played(jump), played(0), "{jump}");
+    }
+}
+
 #[test]
 fn nothing_is_written_while_the_wall_clock_is_not_set() {
     let mut recorder = Recorder::new(PERIODS, None);
