@@ -181,7 +181,7 @@ pub(crate) fn over(tier: StoredTier, anchor: &Anchor, now: Monotonic) -> u64 {
     tier.index_of(before(anchor.wall(now), LATE))
 }
 
-fn before(at: WallTime, span: Duration) -> WallTime {
+pub(crate) fn before(at: WallTime, span: Duration) -> WallTime {
     WallTime(at.0.saturating_sub(u64::try_from(span.as_micros()).unwrap_or(u64::MAX)))
 }
 
