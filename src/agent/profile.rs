@@ -8,6 +8,8 @@
 //!
 //! What must never happen here: the agent ends, stops to be ready or waits because this thread stalls, panics, or cannot write.
 
+#[cfg(test)]
+mod five_weeks;
 mod keeper;
 mod task;
 

@@ -5,9 +5,13 @@
 //! follows from it.
 
 use model::time::{Monotonic, Now, WallTime};
+use std::time::Duration;
 
 /// 2025-01-01: a wall clock that shows less has not been set since the machine started.
 const NOT_SET: WallTime = WallTime(1_735_689_600_000_000);
+
+/// Two anchors that give a moment times with a smaller difference give the same steps: the shortest one has 60 s.
+const SAME: Duration = Duration::from_secs(1);
 
 /// The pair of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +41,13 @@ impl Anchor {
         } else {
             WallTime(wall.0.saturating_sub(micros(at, *monotonic)))
         }
+    }
+
+    /// Whether the wall clock was not set between the two anchors, both of this boot.
+    #[must_use]
+    pub fn agrees(&self, other: &Anchor, now: Monotonic) -> bool {
+        let (own, other) = (self.wall(now), other.wall(now));
+        own.since(other).max(other.since(own)) < SAME
     }
 
     /// The moment of a wall time; the start of the machine for an earlier time.

@@ -3,7 +3,7 @@
 //! What must never happen here: more than [`MAX_HISTORY_POINTS`] points; a point for a time without a measurement.
 
 use crate::anchor::Anchor;
-use crate::history::{FINE_SPAN, over};
+use crate::history::{FINE_SPAN, before, over};
 use crate::recorder::{Recorder, StoredRange};
 use crate::source_rate::SOURCE_SPAN;
 use crate::subject::SubjectSeries;
@@ -48,7 +48,8 @@ impl Recorder {
         let series = self.series_of(&key);
         let wall = self.anchor.map_or(now.wall, |anchor| anchor.wall(now.monotonic));
         let tiers = tiers(series);
-        let age = query.from.map(|from| wall.since(from));
+        // The wall clock of the question may have been set since the clocks were tied.
+        let age = query.from.map(|from| now.wall.since(from));
         let reaches = |span: Duration| age.is_none_or(|age| age <= span);
         // The driver's own samples are an answer only to a question about them.
         let samples = query.step.is_some_and(|wanted| wanted < self.shortest_step());
@@ -60,7 +61,7 @@ impl Recorder {
         // A begin that is missing in the answer would look like a time without a measurement.
         let (tier, step, _) = *coarsest.or_else(|| reaching().next()).or(tiers.last()).unwrap_or(&fallback);
         let factor = query.step.map_or(1, |wanted| nanos(wanted) / nanos(step).max(1)).max(1);
-        let from = query.from.unwrap_or_default();
+        let from = age.map(|age| before(wall, age)).unwrap_or_default();
         let stored = match (tier, self.anchor) {
             (AnsweringTier::Stored(tier), Some(anchor)) => Some(stored_range(&key, tier, (from, &anchor), now)),
             _ => None,
@@ -261,6 +262,25 @@ mod tests {
         }
         let nothing = asked(&recorder, &query(Some(WallTime(u64::MAX)), None));
         assert!(nothing.points.is_empty());
+    }
+
+    /// Promise 24 in docs/specification.md.
+    #[test]
+    fn a_question_after_a_jump_of_the_clock_has_the_same_answer_as_without_it() {
+        let recorder = recorder();
+        let asked_after = |jump: i64, step: Option<Duration>| {
+            let set = |at: WallTime| WallTime(at.0.saturating_add_signed(jump));
+            let now = Now { wall: set(now(1200).wall), ..now(1200) };
+            let query = query(Some(set(self::now(1200 - 300).wall)), step);
+            recorder.answer(&recorder.plan(&query, now), &[], now).unwrap()
+        };
+        for step in [SECOND, SECOND * 10, SECOND * 60].map(Some).into_iter().chain([None]) {
+            let usual = asked_after(0, step);
+            assert!(usual.points.len() >= 4, "{usual:?}");
+            for jump in [3_600_000_000, -3_600_000_000] {
+                assert_eq!(asked_after(jump, step), usual, "{jump} {step:?}");
+            }
+        }
     }
 
     #[test]

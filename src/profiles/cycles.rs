@@ -116,6 +116,13 @@ impl CycleTracker {
         self.of(window)?.0.verdict.period()
     }
 
+    /// Forgets the verdicts on the tiers on disk.
+    pub fn forget_stored(&mut self) {
+        for window in [CycleWindow::Minute, CycleWindow::Quarter] {
+            self.windows[window as usize] = None;
+        }
+    }
+
     /// About the bytes on the heap.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -128,6 +128,11 @@ impl SeriesHistory {
         }
     }
 
+    /// Forgets the steps of the longer tiers. Those whose values are in memory are computed again.
+    pub fn forget_steps(&mut self) {
+        self.pending = Default::default();
+    }
+
     /// A tier as equal steps, from `stored` steps and those that wait; a step without a measurement is `None`. A step that is in
     /// both has its stored value.
     #[must_use]
@@ -176,7 +181,7 @@ pub(crate) fn over(tier: StoredTier, anchor: &Anchor, now: Monotonic) -> u64 {
     tier.index_of(before(anchor.wall(now), LATE))
 }
 
-fn before(at: WallTime, span: Duration) -> WallTime {
+pub(crate) fn before(at: WallTime, span: Duration) -> WallTime {
     WallTime(at.0.saturating_sub(u64::try_from(span.as_micros()).unwrap_or(u64::MAX)))
 }
 

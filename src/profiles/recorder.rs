@@ -119,6 +119,16 @@ impl Recorder {
         self.anchor = self.anchor.or(anchor);
     }
 
+    /// Ties the clocks as the file of histories has it for this boot, also if they are tied already. If the wall clock was set
+    /// since, the steps that wait have other times than those in the file: they are computed again from what is in memory. Older
+    /// ones are forgotten; an agent that had the file until now has written them.
+    pub fn tie_clocks_as_kept(&mut self, kept: Anchor, now: Monotonic) {
+        let before = self.anchor.replace(kept);
+        if before.is_some_and(|before| !before.agrees(&kept, now)) {
+            self.all_series().for_each(SubjectSeries::forget_steps);
+        }
+    }
+
     /// How the clocks are tied; `None` while the wall clock is not set.
     #[must_use]
     pub fn anchor(&self) -> Option<Anchor> {

@@ -116,6 +116,12 @@ impl SubjectSeries {
         self.history.add(at, value);
     }
 
+    /// Forgets what has times of the wall clock: the steps that wait, and the verdicts on the tiers on disk.
+    pub(crate) fn forget_steps(&mut self) {
+        self.history.forget_steps();
+        self.cycles.forget_stored();
+    }
+
     /// The series with what is known of its counter.
     pub(crate) fn analyzed(&mut self) -> Analyzed<'_> {
         let step = Some(self.history.fine().step());

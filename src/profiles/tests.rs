@@ -2,20 +2,18 @@
 
 use crate::anchor::Anchor;
 use crate::history::MAX_PENDING;
-use crate::recorder::{Analysis, MAX_SERIES, Periods, Recorder, RecorderEvent};
-use crate::schedule::AnalysisKind;
+use crate::recorder::{MAX_SERIES, Periods, Recorder, RecorderEvent};
 use model::Reading;
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, Qos};
 use model::gpu::GpuSample;
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::observation::CgroupPass;
-use model::stored_history::{HistoryKey, HistoryStep, StoredTier};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::{Bytes, Nanos, Percent, Watts};
 use model::utilization::{UtilizationSample, UtilizationSamples};
 use model::view::{ContainerRates, GpuUse, NodeView, PodView};
 use model::workload_profile::{JobKind, ProfiledQuantity, ProfiledSubject, VerdictKind, WorkloadProfiles};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,31 +92,6 @@ fn analyze(recorder: &mut Recorder, now: Now) {
 
 fn quantities(profiles: &WorkloadProfiles, subject: &ProfiledSubject) -> BTreeSet<ProfiledQuantity> {
     profiles.profiles.iter().filter(|one| one.subject == *subject).map(|one| one.quantity).collect()
-}
-
-/// The steps on disk.
-#[derive(Default)]
-struct Disk(BTreeMap<(HistoryKey, StoredTier, u64), HistoryStep>);
-
-impl Disk {
-    /// Keeps what waits; a step that is there already stays. Returns how many were there.
-    fn write(&mut self, recorder: &mut Recorder) -> usize {
-        let before = self.0.len();
-        let mut all = 0;
-        for unwritten in recorder.unwritten() {
-            for step in unwritten.steps {
-                all += 1;
-                self.0.entry((unwritten.key.clone(), unwritten.tier, step.index)).or_insert(step);
-            }
-        }
-        recorder.written();
-        all - (self.0.len() - before)
-    }
-
-    fn of(&self, key: &HistoryKey, tier: StoredTier) -> Vec<HistoryStep> {
-        let all = self.0.range((key.clone(), tier, 0)..=(key.clone(), tier, u64::MAX));
-        all.map(|(_, step)| *step).collect()
-    }
 }
 
 #[test]
@@ -215,6 +188,30 @@ fn a_clock_that_jumps_moves_no_step_of_any_tier() {
     assert!(!played(0).is_empty());
 }
 
+/// Promise 24 in docs/specification.md.
+#[test]
+fn the_pair_of_the_file_counts_also_if_the_clocks_are_tied_already() {
+    let played = |jump: u64| {
+        let begun = WallTime(now(0).wall.0 + jump);
+        let mut recorder = Recorder::new(PERIODS, Anchor::new(Now { wall: begun, ..now(0) }));
+        for second in 0..2000 {
+            let now = now(second).monotonic;
+            if second == 700 {
+                assert!(recorder.unwritten().count() > 0);
+                recorder.tie_clocks_as_kept(Anchor::new(self::now(0)).unwrap(), now);
+            }
+            recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(50.0, 5.0, self::now(second))), now);
+            recorder.close_steps(now);
+        }
+        recorder.unwritten().collect::<Vec<_>>()
+    };
+    assert!(!played(0).is_empty());
+    // What is a fraction of a second is no jump.
+    for jump in [3_600_000_000, 30_000_000, 300_000] {
+        assert_eq!(played(jump), played(0), "{jump}");
+    }
+}
+
 #[test]
 fn nothing_is_written_while_the_wall_clock_is_not_set() {
     let mut recorder = Recorder::new(PERIODS, None);
@@ -229,71 +226,6 @@ fn nothing_is_written_while_the_wall_clock_is_not_set() {
     recorder.tie_clocks(Anchor::new(now(500)));
     recorder.close_steps(now(500).monotonic);
     assert!(recorder.unwritten().count() > 0);
-}
-
-/// Two loads: one that is high from 8:00 to 18:00 each day, and one that is low on Saturday and Sunday.
-fn loads(minute: u64) -> (f64, f64) {
-    let (day, hour) = (minute / 1440 % 7, minute / 60 % 24);
-    // splitmix64: multiples of one number would have a period of their own.
-    let mixed = minute.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    #[expect(clippy::cast_precision_loss, reason = "a small number")]
-    let noise = (mixed >> 54) as f64 / 1024.0 * 6.0;
-    let daily = if (8..18).contains(&hour) { 80.0 } else { 10.0 };
-    let weekly = if day < 5 { 70.0 } else { 10.0 };
-    (daily + noise, weekly + noise)
-}
-
-#[test]
-fn five_weeks_of_minutes_show_the_day_and_the_week_and_nothing_counts_twice_after_restarts() {
-    const MINUTES: u64 = 35 * 1440;
-    let minute = Duration::from_secs(60);
-    let periods = Periods { period: minute, slow: minute, lists: minute };
-    let mut disk = Disk::default();
-    let mut recorder = Recorder::new(periods, Anchor::new(now(0)));
-    let mut again = 0;
-    for number in 0..MINUTES {
-        let now = now(number * 60);
-        let (daily, weekly) = loads(number);
-        recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(daily, weekly, now)), now.monotonic);
-        recorder.close_steps(now.monotonic);
-        if number % 5 == 4 {
-            again += disk.write(&mut recorder);
-        }
-        if number == 17 * 1440 + 703 {
-            // A kill: what was not written is lost, and the anchor of this boot is on disk.
-            recorder = Recorder::new(periods, Anchor::new(self::now(0)));
-        }
-    }
-    assert!(again <= 16, "only the steps of the restart are computed twice: {again}");
-    let end = now(MINUTES * 60);
-    recorder.close_steps(end.monotonic);
-    let quarters = 35 * 96;
-    for (quantity, days) in [(ProfiledQuantity::Utilization, 1.0), (ProfiledQuantity::MemoryCopy, 7.0)] {
-        let key = HistoryKey { subject: ProfiledSubject::Gpu(gpu(0)), quantity };
-        let steps = disk.of(&key, StoredTier::Quarter);
-        assert!((quarters - 3..=quarters).contains(&steps.len()), "{} quarters", steps.len());
-        assert!(steps.iter().all(|step| step.value.mean < 90.0), "two values of one step were not added up");
-        for kind in [AnalysisKind::Near, AnalysisKind::Minutes, AnalysisKind::Quarters] {
-            let analysis = Analysis { key: key.clone(), kind };
-            let range = recorder.stored_range(&analysis, end.monotonic);
-            let stored = range.map(|range| {
-                disk.of(&key, range.tier)
-                    .into_iter()
-                    .filter(|step| range.steps.contains(&step.index))
-                    .collect::<Vec<_>>()
-            });
-            recorder.analyze(&analysis, &stored.unwrap_or_default(), end);
-        }
-        let profiles = recorder.profiles(end);
-        let profile = profiles.profiles.iter().find(|one| one.quantity == quantity).unwrap();
-        let verdict = profile.cycles.as_ref().unwrap();
-        let period = verdict.period.as_ref().unwrap_or_else(|| panic!("{verdict:?}"));
-        let found = period.length.as_secs_f64() / 86_400.0;
-        assert!((found / days - 1.0).abs() < 0.03, "{quantity:?}: a period of {found} days");
-        assert!(profile.next_hour_maximum.is_some() && profile.forecasts.iter().any(|one| one.horizon == minute * 60));
-    }
 }
 
 #[test]

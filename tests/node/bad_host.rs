@@ -1,6 +1,7 @@
 //! Tests the program on a bad host: file systems that accept no writes, servers that do not answer, too many connections
 //! at once.
 
+use crate::profiles::history;
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
 use lab::eventually::eventually;
@@ -10,6 +11,9 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
+
+/// What the log says where histories are in memory only.
+const NOT_KEPT: &str = "histories of GPUs and pods cannot be kept";
 
 fn quiet() -> Recipe {
     Agent::standalone(BINARY).with("--gpus", "none")
@@ -41,7 +45,7 @@ fn on_a_read_only_root_metrics_are_served_and_each_loss_is_logged_once() {
         .with("--usage-socket", "/run-only/gpu-steward/agent.sock")
         .with("--state-dir", "/var-only/gpu-steward")
         .launch();
-    serves_and_ends(agent, &["cannot write the state directory", "cannot open the usage socket"]);
+    serves_and_ends(agent, &["cannot write the state directory", "cannot open the usage socket", NOT_KEPT]);
 }
 
 /// Promise 22 in docs/specification.md.
@@ -51,7 +55,36 @@ fn on_a_full_disk_metrics_are_served_and_each_loss_is_logged_once() {
     let recipe = quiet().within("mkdir $DIR/full && mount -t tmpfs -o size=4k,nr_inodes=1 tmpfs $DIR/full");
     let full = recipe.dir().join("full");
     let agent = recipe.with("--usage-socket", full.join("agent.sock")).with("--state-dir", full.join("state")).launch();
-    serves_and_ends(agent, &["cannot write the state directory", "cannot open the usage socket"]);
+    serves_and_ends(agent, &["cannot write the state directory", "cannot open the usage socket", NOT_KEPT]);
+}
+
+/// Promise 22 in docs/specification.md.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn a_disk_that_fills_up_costs_the_file_of_histories_only() {
+    let recipe = Agent::standalone(BINARY)
+        .with("--gpus", "simulated=H100:1")
+        .within("mkdir $DIR/full && mount -t tmpfs -o size=1m tmpfs $DIR/full");
+    let full = recipe.dir().join("full");
+    let agent = recipe.with("--state-dir", full.join("state")).start();
+    eventually("the file of histories", Duration::from_secs(30), || {
+        let recorder = agent.get("/api/v1/profile").json()["recorder"].clone();
+        (recorder["file_bytes"].as_u64()? > 0 && recorder["not_kept"].is_null()).then_some(())
+    });
+    // The mount is in the agent's namespace.
+    let rest = format!("/proc/{}/root{}/rest", agent.pid(), full.display());
+    let error = std::fs::write(&rest, vec![b'x'; 2 << 20]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    let values = || history(&agent, "series=gpu/0/utilization&from=-5m&step=1s").len();
+    let before = values();
+    eventually("five more values", Duration::from_secs(30), || (values() >= before + 5).then_some(()));
+    assert_eq!((agent.get("/readyz").status, agent.get("/metrics").status), (200, 200));
+    // The agent writes every five minutes, and when it stops.
+    let ended = agent.terminate();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
+    let lines = ended.log.lines().filter(|line| line.contains(NOT_KEPT)).collect::<Vec<_>>();
+    assert!(lines.len() == 1 && lines[0].contains("profile.db: the disk is full"), "{}", ended.log);
+    assert!(!ended.log.contains("panicked"), "{}", ended.log);
 }
 
 /// Promise 22 in docs/specification.md.

@@ -6,13 +6,12 @@ use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::prometheus::Prometheus;
-use lab::scenario::{FakeGpu, Program, ReadingKind, Scenario, Value, fake_gpus};
+use lab::scenario::{self, FakeGpu, Program, ReadingKind, Scenario, Value, fake_gpus};
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use wire::timestamp;
 
-/// Profiles are off by default.
-const ON: &str = "--workload-profiles=on";
 /// The period of the fake load.
 const PERIOD: f64 = 6.0;
 /// Longest time until the period is published. A GPU is analysed every 30 s, and a second analysis must agree on values that
@@ -36,6 +35,24 @@ fn run(arguments: &[&str], columns: Option<&str>) -> Output {
 fn text(output: &Output) -> (String, String) {
     let [out, error] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     (out, error)
+}
+
+/// The times of the points in the answer to this question, in seconds since 1970, and their means. None before the first value.
+pub(crate) fn history(agent: &Agent, question: &str) -> Vec<(f64, f64)> {
+    let answer = agent.get(&format!("/api/v1/history?{question}"));
+    if answer.status != 200 {
+        return Vec::new();
+    }
+    let point = |point: &serde_json::Value| {
+        let time = point["time"].as_str().and_then(timestamp::rfc3339_micros).expect("a time");
+        (time.as_seconds(), point["mean"].as_f64().expect("a number"))
+    };
+    answer.json()["points"].as_array().expect("a list").iter().map(point).collect()
+}
+
+/// The machine's clock, in seconds since 1970.
+pub(crate) fn seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64()
 }
 
 /// Whether the number is the period, within 5 %.
@@ -74,11 +91,7 @@ fn a_cycle_of_six_seconds_is_shown_at_the_api_in_the_metrics_and_in_top() {
     ]);
     let cyclic = FakeGpu { values, ..fake_gpus("H100", 1) };
     let (_directory, fake) = fake(&Scenario { gpus: vec![cyclic, fake_gpus("H100", 1)], ..Scenario::default() });
-    let agent = Agent::standalone(BINARY)
-        .switch(ON)
-        .with("--nvml-library", fake.library())
-        .with("--node-name", "node-a")
-        .start();
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).with("--node-name", "node-a").start();
     let address = agent.metrics;
     let prometheus = Prometheus::start(&format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n\
@@ -117,7 +130,7 @@ fn a_cycle_of_six_seconds_is_shown_at_the_api_in_the_metrics_and_in_top() {
 
 #[test]
 fn the_history_of_a_gpu_is_read_as_json_csv_and_a_table() {
-    let agent = Agent::standalone(BINARY).switch(ON).with("--gpus", "simulated=H100:1").start();
+    let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:1").start();
     let points = eventually("ten values", SOON, || {
         let answer = agent.get("/api/v1/history?series=gpu/0/utilization&from=-5m&step=1s");
         let document = (answer.status == 200).then(|| answer.json())?;
@@ -145,9 +158,51 @@ fn the_history_of_a_gpu_is_read_as_json_csv_and_a_table() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap()["unit"], "ratio");
 }
 
+/// Bad input: the driver's clock jumps, and the machine's does not.
+#[test]
+fn stamps_of_the_driver_that_jump_move_no_value_of_a_history() {
+    const USED: f64 = 0.4;
+    let began = seconds();
+    let origin = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap();
+    let at = |hours: i64| {
+        let values = [(ReadingKind::UtilizationPercent, Value::Constant(100.0 * USED))].into();
+        let clock = scenario::Clock {
+            origin_us: origin.checked_add_signed(hours * 3_600_000_000),
+            ..scenario::Clock::default()
+        };
+        Scenario { clock, gpus: vec![FakeGpu { values, ..fake_gpus("H100", 1) }], ..Scenario::default() }
+    };
+    let (_directory, fake) = fake(&at(0));
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).with("--process-period", "1s").start();
+    let own = "series=gpu/0/utilization&step=200ms";
+    eventually("the driver's own samples", SOON, || {
+        history(&agent, own).windows(2).any(|pair| pair[1].0 - pair[0].0 < 0.5).then_some(())
+    });
+    for hours in [-1, 0, 1, 0] {
+        fake.write(&at(hours)).expect("the scenario is written");
+        let jumped = seconds();
+        eventually("values of six seconds after the jump", SOON, || {
+            let points = history(&agent, "series=gpu/0/utilization&from=-5m&step=1s");
+            (points.last()?.0 > jumped + 6.0).then_some(())
+        });
+    }
+    for question in [own, "series=gpu/0/utilization&from=-5m&step=1s"] {
+        let points = history(&agent, question);
+        assert!(points.iter().all(|(_, mean)| (mean - USED).abs() < 0.001), "{question}: {points:?}");
+        assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0), "{question}: {points:?}");
+        let all = began - 2.0..seconds() + 2.0;
+        assert!(points.iter().all(|(at, _)| all.contains(at)), "{question}: {all:?} {points:?}");
+    }
+    let steps = history(&agent, "series=gpu/0/utilization&from=-5m&step=1s");
+    assert!(steps.windows(2).all(|pair| pair[1].0 - pair[0].0 < 5.0), "a jump leaves no gap: {steps:?}");
+    let ended = agent.terminate();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
+    assert!(!ended.log.contains("panicked"), "{}", ended.log);
+}
+
 #[test]
 fn a_history_that_cannot_be_had_is_refused_with_a_sentence() {
-    let agent = Agent::standalone(BINARY).switch(ON).with("--gpus", "simulated=H100:1").start();
+    let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:1").start();
     agent.logs("simulated");
     let url = format!("http://{}", agent.metrics);
     for (arguments, code, words) in [

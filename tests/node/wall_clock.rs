@@ -2,6 +2,7 @@
 //! clock for this (`wall_clock.c`). Its boot time and the time stamps of the driver move with that clock, as a real
 //! kernel's and NVIDIA driver's do. The machine's clock does not change.
 
+use crate::profiles::{history, seconds};
 use crate::program::BINARY;
 use lab::agent::{Agent, START};
 use lab::eventually::eventually;
@@ -245,6 +246,20 @@ impl Checker<'_> {
     }
 }
 
+/// The history is of the whole test, in order and without a gap, and its newest value is of now. Its times do not follow the jump:
+/// they are those of the clock with which the program started, which is the machine's.
+fn check_history(agent: &Agent, began: f64, what: &str) {
+    let points = history(agent, "series=gpu/0/utilization&from=-5m&step=1s");
+    let (Some(first), Some(last)) = (points.first(), points.last()) else { panic!("no history after the jump {what}") };
+    let now = seconds();
+    assert!((began - 2.0..now).contains(&first.0), "{what}: it begins {:.0} s ago", now - first.0);
+    assert!((now - last.0).abs() < 5.0, "{what}: the newest value is {:.0} s old", now - last.0);
+    assert!((last.0 - first.0) > CHECK_TIME.as_secs_f64() - 2.0, "{what}: {points:?}");
+    assert!(points.iter().all(|(_, mean)| (mean - SM).abs() < 0.001), "{what}: {points:?}");
+    let distances: Vec<f64> = points.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+    assert!(distances.iter().all(|distance| (0.5..4.0).contains(distance)), "{what}: {distances:?}");
+}
+
 /// Promise 24 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
@@ -256,6 +271,7 @@ fn a_wall_clock_that_jumps_an_hour_changes_no_age_rate_or_owner() {
     let values = [(ReadingKind::UtilizationPercent, scenario::Value::Constant(100.0 * SM))].into();
     let gpu = FakeGpu { processes: vec![process(pid, MEMORY, 100.0 * SM)], values, ..fake_gpus("H100", 1) };
     let mut clock = Clock::build(folder.path(), Scenario { gpus: vec![gpu], ..Scenario::default() });
+    let started = seconds();
     let agent = Agent::standalone(BINARY)
         .within("true")
         .env("LD_PRELOAD", &clock.library)
@@ -289,6 +305,7 @@ fn a_wall_clock_that_jumps_an_hour_changes_no_age_rate_or_owner() {
         }
         assert!(checker.sequence > sequence, "the stream has stopped after the jump {what}");
         println!("{what}: {checks} checks");
+        check_history(&agent, started, what);
         let (gpus, node) = (agent.get("/api/v1/gpus").json(), agent.get("/api/v1/node").json());
         let sm = gpus["gpus"][0]["processes"]["value"][0]["sm_ratio"]["value"].as_f64().unwrap();
         assert!((sm - SM).abs() < 0.02, "{what}: {sm}");

@@ -43,35 +43,32 @@ impl HistoryKeeper {
         keeper
     }
 
-    /// Opens the file if it is not open, and not more often than every half minute.
-    pub(super) fn open(&mut self, now: Monotonic) {
-        if self.store.is_some() || self.boot.is_none() || now < self.again {
-            return;
-        }
-        self.again = now.after(AGAIN);
-        match ProfileStore::open(&self.state_dir) {
-            Ok(OpenedStore { store, put_aside }) => {
-                if let Some(why) = put_aside {
-                    tracing::warn!("the histories of GPUs and pods before the agent started are not known: {why}");
-                }
-                self.store = Some(store);
-                self.keeps();
-            }
+    /// Opens the file if it is not open, and not more often than every half minute. Ties the recorder's clocks by the pair of this
+    /// boot that the file has, else by that of this moment.
+    pub(super) fn open(&mut self, recorder: &mut Recorder, now: Now) {
+        match self.opened(now.monotonic) {
+            Ok(Some(kept)) => recorder.tie_clocks_as_kept(kept, now.monotonic),
+            Ok(None) => {}
             Err(error) => self.failed(&error),
         }
+        recorder.tie_clocks(Anchor::new(now));
     }
 
-    /// The pair of clock readings of this boot, or of this moment.
-    pub(super) fn anchor(&mut self, now: Now) -> Option<Anchor> {
-        let kept = self.store.as_ref().zip(self.boot.as_ref()).map(|(store, boot)| store.clock(boot));
-        match kept {
-            Some(Ok(Some(pair))) => Anchor::new(pair).or_else(|| Anchor::new(now)),
-            Some(Err(error)) => {
-                self.failed(&error);
-                Anchor::new(now)
-            }
-            _ => Anchor::new(now),
+    /// Opens the file. Returns the pair of this boot, if the file has been opened now and has it. A file whose pair cannot be read
+    /// stays closed, because the next write would replace the pair.
+    fn opened(&mut self, now: Monotonic) -> Result<Option<Anchor>, StoreError> {
+        let Some(boot) = self.boot.as_ref().filter(|_| self.store.is_none() && now >= self.again) else {
+            return Ok(None);
+        };
+        self.again = now.after(AGAIN);
+        let OpenedStore { store, put_aside } = ProfileStore::open(&self.state_dir)?;
+        if let Some(why) = put_aside {
+            tracing::warn!("the histories of GPUs and pods before the agent started are not known: {why}");
         }
+        let kept = store.clock(boot)?;
+        self.store = Some(store);
+        self.keeps();
+        Ok(kept.and_then(Anchor::new))
     }
 
     /// Writes the steps that wait. What cannot be written waits on, up to the recorder's bound.
@@ -146,65 +143,110 @@ mod tests {
     use model::Reading;
     use model::gpu::GpuSample;
     use model::id::GpuUuid;
+    use model::stored_history::StoredTier;
     use model::time::WallTime;
     use model::unit::Percent;
     use profiles::RecorderEvent;
     use profiles::recorder::Periods;
     use std::fs;
+    use std::ops::Range;
 
     fn now(second: u64) -> Now {
         let wall = WallTime(1_800_000_000_000_000 + second * 1_000_000);
         Now { monotonic: Monotonic(1_000_000_000_000 + second * 1_000_000_000), wall }
     }
 
-    /// A recorder with steps that wait.
-    fn recorder(anchor: Option<Anchor>) -> Recorder {
+    /// A recorder that has read nothing yet.
+    fn recorder() -> Recorder {
         let second = Duration::from_secs(1);
-        let mut recorder = Recorder::new(Periods { period: second, slow: second, lists: second }, anchor);
-        let gpu = GpuUuid::parse("GPU-1").unwrap();
-        for second in 0..200 {
-            let now = now(second).monotonic;
-            let utilization = Reading::Measured(Percent(50.0), now);
-            recorder.apply(RecorderEvent::Gpu(&gpu, &GpuSample { utilization, ..GpuSample::default() }), now);
-        }
-        recorder.close_steps(now(200).monotonic);
-        recorder
+        Recorder::new(Periods { period: second, slow: second, lists: second }, None)
     }
 
-    fn opened(folder: &Path) -> HistoryKeeper {
+    /// Reads a GPU once in each of these seconds, and computes the steps that are over.
+    fn read_gpu(recorder: &mut Recorder, seconds: Range<u64>) {
+        let gpu = GpuUuid::parse("GPU-1").unwrap();
+        for at in seconds.map(|second| now(second).monotonic) {
+            let utilization = Reading::Measured(Percent(50.0), at);
+            recorder.apply(RecorderEvent::Gpu(&gpu, &GpuSample { utilization, ..GpuSample::default() }), at);
+            recorder.close_steps(at);
+        }
+    }
+
+    fn opened(folder: &Path, recorder: &mut Recorder, now: Now) -> HistoryKeeper {
         let mut keeper = HistoryKeeper::new(folder.to_owned(), Path::new("/proc"));
-        keeper.open(now(0).monotonic);
+        keeper.open(recorder, now);
         keeper
+    }
+
+    /// This moment after the wall clock was set an hour ahead.
+    fn jumped(second: u64) -> Now {
+        Now { wall: WallTime(now(second).wall.0 + 3_600_000_000), ..now(second) }
+    }
+
+    /// The minutes between these seconds that are in the file.
+    fn minutes(keeper: &mut HistoryKeeper, from: u64, to: u64) -> Vec<u64> {
+        let steps = StoredTier::Minute.index_of(now(from).wall)..StoredTier::Minute.index_of(now(to).wall);
+        let range = StoredRange { key: an_analysis().key, tier: StoredTier::Minute, steps };
+        keeper.read(&range).unwrap().iter().map(|step| step.index).collect()
     }
 
     #[test]
     fn the_pair_of_clock_readings_of_a_boot_outlives_the_process_although_the_clock_is_set() {
         let folder = tempfile::tempdir().unwrap();
-        let mut keeper = opened(folder.path());
-        let mut recorder = recorder(keeper.anchor(now(0)));
-        keeper.write(&mut recorder, now(200).monotonic);
-        assert_eq!((recorder.unwritten().count(), keeper.state().1), (0, None));
+        let mut before = recorder();
+        let mut keeper = opened(folder.path(), &mut before, now(0));
+        read_gpu(&mut before, 0..200);
+        keeper.write(&mut before, now(200).monotonic);
+        assert_eq!((before.unwritten().count(), keeper.state().1), (0, None));
         assert!(keeper.state().0.is_some_and(|bytes| bytes > 0));
         drop(keeper);
-        let later = Now { wall: WallTime(now(300).wall.0 + 3_600_000_000), ..now(300) };
-        assert_eq!(opened(folder.path()).anchor(later), Anchor::new(now(0)));
+        let mut after = recorder();
+        drop(opened(folder.path(), &mut after, jumped(300)));
+        assert_eq!(after.anchor(), Anchor::new(now(0)));
     }
 
     #[test]
     fn a_file_that_another_process_has_is_opened_once_it_is_free() {
         let folder = tempfile::tempdir().unwrap();
-        let previous = opened(folder.path());
-        let mut keeper = opened(folder.path());
+        let previous = opened(folder.path(), &mut recorder(), now(0));
+        let mut recorder = recorder();
+        let mut keeper = opened(folder.path(), &mut recorder, now(0));
         assert!(keeper.state().1.is_some_and(|why| why.contains("locked")));
-        let mut recorder = recorder(keeper.anchor(now(0)));
+        read_gpu(&mut recorder, 0..200);
         keeper.write(&mut recorder, now(200).monotonic);
         assert!(recorder.unwritten().count() > 0, "they wait");
         drop(previous);
-        keeper.open(now(1).monotonic);
+        keeper.open(&mut recorder, now(1));
         assert!(keeper.state().1.is_some(), "not more often than every half minute");
-        keeper.open(now(40).monotonic);
+        keeper.open(&mut recorder, now(40));
         keeper.write(&mut recorder, now(200).monotonic);
         assert_eq!((recorder.unwritten().count(), keeper.state().1), (0, None));
+    }
+
+    /// Promise 24 in docs/specification.md. During an upgrade the previous agent has the file for some time.
+    #[test]
+    fn the_pair_of_clock_readings_of_a_boot_outlives_an_upgrade_in_which_two_agents_run_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut before = recorder();
+        let mut previous = opened(folder.path(), &mut before, now(0));
+        read_gpu(&mut before, 0..1000);
+        previous.write(&mut before, now(1000).monotonic);
+        // The clock is set, and then the next agent starts.
+        let mut after = recorder();
+        let mut keeper = opened(folder.path(), &mut after, jumped(1000));
+        assert_eq!(after.anchor(), Anchor::new(jumped(1000)), "nothing else is known yet");
+        read_gpu(&mut before, 1000..1300);
+        read_gpu(&mut after, 1000..1300);
+        assert!(after.unwritten().count() > 0, "steps an hour ahead");
+        previous.write(&mut before, now(1300).monotonic);
+        drop(previous);
+        keeper.open(&mut after, jumped(1300));
+        assert_eq!(after.anchor(), Anchor::new(now(0)));
+        read_gpu(&mut after, 1300..2000);
+        keeper.write(&mut after, now(2000).monotonic);
+        let kept = minutes(&mut keeper, 0, 3 * 3600);
+        assert!(kept.len() >= 32, "{kept:?}");
+        assert!(kept.windows(2).all(|pair| pair[1] == pair[0] + 1), "no hole and nothing an hour ahead: {kept:?}");
     }
 
     #[test]
@@ -212,9 +254,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        let mut keeper = opened(&file.join("below"));
+        let mut recorder = recorder();
+        let mut keeper = opened(&file.join("below"), &mut recorder, now(0));
         assert!(keeper.state().1.is_some() && keeper.state().0.is_none());
-        let mut recorder = recorder(Anchor::new(now(0)));
+        read_gpu(&mut recorder, 0..200);
         keeper.write(&mut recorder, now(200).monotonic);
         let range = recorder.stored_range(&an_analysis(), now(200).monotonic).unwrap();
         assert_eq!((keeper.read(&range), recorder.unwritten().count() > 0), (Ok(Vec::new()), true));

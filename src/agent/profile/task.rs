@@ -87,9 +87,7 @@ impl ProfileTask {
     /// Runs until the agent stops, and writes then what waits.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let now = clock::now();
-        self.keeper.open(now.monotonic);
-        let anchor = self.keeper.anchor(now);
-        self.recorder.tie_clocks(anchor);
+        self.keeper.open(&mut self.recorder, now);
         self.written = now.monotonic;
         let mut rounds = tokio::time::interval(ROUND);
         // Rounds that were missed are not made up for: two of them in one second could take twice the time of a second.
@@ -112,9 +110,8 @@ impl ProfileTask {
 
     fn round(&mut self, now: Now) {
         self.rounds.fetch_add(1, Ordering::Relaxed);
-        self.recorder.tie_clocks(profiles::anchor::Anchor::new(now));
+        self.keeper.open(&mut self.recorder, now);
         self.take(now.monotonic);
-        self.keeper.open(now.monotonic);
         self.analyze(now);
         if now.monotonic.since(self.written) >= WRITTEN_EVERY {
             self.written = now.monotonic;

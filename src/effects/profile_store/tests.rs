@@ -230,6 +230,59 @@ fn pods_that_come_and_go_do_not_fill_the_file_with_their_names() {
     assert!((100..=600).contains(&kept), "{kept}");
 }
 
+/// A file system of this size in memory, until it is dropped.
+struct Mounted(TempDir);
+
+impl Mounted {
+    fn of(size: &str) -> Mounted {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(folder.path());
+        assert!(mount.status().unwrap().success());
+        Mounted(folder)
+    }
+
+    /// Fills it to the last byte. Returns the file that does.
+    fn fill(&self) -> PathBuf {
+        let rest = self.0.path().join("rest");
+        let error = fs::write(&rest, vec![b'x'; 4 << 20]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        rest
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn a_full_disk_refuses_a_write_and_keeps_what_is_in_the_file() {
+    let disk = Mounted::of("2m");
+    let rest = disk.fill();
+    assert_eq!(ProfileStore::open(disk.0.path()).unwrap_err(), StoreError::Full);
+    fs::remove_file(rest).unwrap();
+    let mut store = opened(&disk.0);
+    let minute = |index| {
+        (0..50).map(|series| unwritten(key(series), StoredTier::Minute, &[step(index, 7.0)])).collect::<Vec<_>>()
+    };
+    write(&mut store, &minute(MINUTES)).unwrap();
+    let rest = disk.fill();
+    let written = |store: &ProfileStore| {
+        let steps = store.read(&key(49), StoredTier::Minute, MINUTES..MINUTES + 60).unwrap();
+        steps.iter().map(|step| step.index - MINUTES).collect::<Vec<_>>()
+    };
+    for _ in 0..3 {
+        assert_eq!(write(&mut store, &minute(MINUTES + 1)), Err(StoreError::Full));
+        assert_eq!(written(&store), [0]);
+    }
+    fs::remove_file(rest).unwrap();
+    write(&mut store, &minute(MINUTES + 1)).unwrap();
+    assert_eq!(written(&store), [0, 1], "what waited is written once there is room");
+}
+
 /// In the child process of the test below: writes one minute after the other, until it is killed. Elsewhere it does nothing.
 #[test]
 fn child_that_writes_until_it_is_killed() {
