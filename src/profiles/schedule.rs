@@ -10,13 +10,13 @@ pub const MOST_IN_A_SECOND: Duration = Duration::from_millis(20);
 /// The planned part of it. The rest is for an analysis that takes longer than those before it.
 const PLANNED: Duration = Duration::from_millis(14);
 /// GPUs are analysed every 30 s, as Alnair's profiler does. A series of 900 points takes about a millisecond.
-const GPU_EVERY: Duration = Duration::from_secs(30);
+pub const GPU_EVERY: Duration = Duration::from_secs(30);
 /// Pods every five minutes: every 30 s the 400 series of 100 pods would take 1.8 % of a core.
 const POD_EVERY: Duration = Duration::from_secs(300);
-/// The tier of minutes: it has one new value in a minute, and a forecast of an hour does not change faster.
-const MINUTES_EVERY: [Duration; 2] = [Duration::from_secs(15 * 60), Duration::from_secs(30 * 60)];
+/// The tier of minutes of a GPU and of a pod: it has one new value in a minute, and a forecast of an hour does not change faster.
+pub const MINUTES_EVERY: [Duration; 2] = [Duration::from_secs(15 * 60), Duration::from_secs(30 * 60)];
 /// The tier of quarters of an hour, in which a day is the shortest period that matters.
-const QUARTERS_EVERY: Duration = Duration::from_secs(6 * 3600);
+pub const QUARTERS_EVERY: Duration = Duration::from_secs(6 * 3600);
 /// The first analyses of the long tiers, within this time after the start of the agent: their data is on disk.
 const FIRST_MINUTES: Duration = Duration::from_secs(300);
 const FIRST_QUARTERS: Duration = Duration::from_secs(1800);

@@ -17,7 +17,7 @@ pub const SOURCE_SPAN: Duration = Duration::from_secs(600);
 /// Upper bound on the samples: ten minutes of a driver that takes six a second have 3,600.
 const MAX_SAMPLES: usize = 4096;
 /// Upper bound on the samples of one analysis: three minutes at six a second. Slower cycles show in the tier of seconds.
-const ANALYZED: usize = 1024;
+pub const ANALYZED: usize = 1024;
 /// A stamp later than its reading by more than this is of a wall clock that was set forward.
 const EARLY: u64 = 1_000_000_000;
 /// A newest stamp older than its reading by more than this is of a wall clock that was set back: drivers take a sample at

@@ -100,7 +100,10 @@ fn gpus_and_pods_are_profiled_and_a_pod_that_is_gone_is_not() {
     for second in 0..1000 {
         let now = now(second);
         let high = second % 20 < 10;
-        recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(if high { 90.0 } else { 20.0 }, 5.0, now)), now.monotonic);
+        recorder.apply(
+            RecorderEvent::Gpu(&gpu(0), &sample(if high { 90.0 } else { 20.0 }, if high { 30.0 } else { 5.0 }, now)),
+            now.monotonic,
+        );
         recorder.apply(RecorderEvent::Cgroups(&pass(0..3, now)), now.monotonic);
         if second % 5 == 0 {
             recorder.apply(RecorderEvent::View(&view(0..2, now)), now.monotonic);

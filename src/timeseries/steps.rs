@@ -4,7 +4,8 @@
 //!   values ─two windows at each place, narrow ones first─▶ difference in standard errors ─peaks that are sudden─▶ steps
 //! ```
 //!
-//! What must never happen here: a step in a ramp or in noise. (One random walk of 120 or 600 values in ten has a step.)
+//! What must never happen here: a step in a ramp or in noise. (In the bench, 4 % of the random walks of 120 values and 10 % of
+//! those of 600 have a step.)
 
 use std::collections::BTreeSet;
 

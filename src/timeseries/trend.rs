@@ -148,8 +148,9 @@ fn kendall_variance(points: &[(f64, f64)]) -> f64 {
 ///
 /// From the ranks of what the line leaves, after Hamed and Rao: once as for an autoregressive process of the first order, with
 /// the correlation corrected for the fitted line (Hamed 2009), and once as the sum of the correlations up to the first that
-/// is not positive. The larger one counts, or none if the correlation of neighbours is not significant. Then about 5 % of the
-/// autoregressive series and random walks of the bench have a direction, and 13 % of 1/f noise.
+/// is not positive. The larger one counts, or none if the correlation of neighbours is not significant. The part `trends` of the
+/// bench counts the series that then have a direction: of 120 values 6 to 8 % of the autoregressive ones and 12 % of the random
+/// walks, of 600 values 4 % and less, and 12 to 14 % of 1/f noise.
 fn correlation_time(points: &[(f64, f64)], slope: f64) -> f64 {
     let count = points.len() as f64;
     let left: Vec<f64> = points.iter().map(|(time, value)| value - slope * time).collect();

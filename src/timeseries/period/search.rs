@@ -13,7 +13,9 @@ use super::track::{Rule, Start, Tracker};
 /// show the shape.
 const COARSE: f64 = 16.0;
 
-/// A shorter length wins over a better one if its score is at least this share of the best.
+/// A shorter length wins over a better one if its score is at least this share of the best: a multiple of the period shows the same
+/// cycles, and its score differs by chance only. With the noise of the bench (6 dB) a period scores 0.80. The standard error of such
+/// a correlation over five to ten cycles of 24 phases is 0.05, and twice that is 12 % of the score.
 const NEARLY_AS_GOOD: f64 = 0.88;
 
 /// Cycles from which on the mean over one length is taken off: a slow drift then has more variance than the cycle.
@@ -31,10 +33,12 @@ const ALIKE: f64 = 0.8;
 /// A fold that skips pauses must score so much higher, because it has more freedom.
 const CLEARLY_BETTER: f64 = 0.1;
 
-/// A fold that skips pauses may skip at this share of the steps.
+/// A fold that skips pauses may skip at this share of the steps: where a pause follows one cycle in ten, 99 % of the series with ten
+/// cycles have three pauses at most.
 const MOST_PAUSES: f64 = 0.3;
 
-/// Cycles between pauses must cover this share of the series.
+/// Cycles between pauses must cover this share of the series: pauses of 2.5 cycles on average leave 80 % to them if they follow one
+/// cycle in ten, and 67 % if they follow one in five.
 const LEAST_COVERED: f64 = 0.6;
 
 /// Fewer cycles are no evidence.

@@ -81,6 +81,17 @@ fn a_load_that_begins_in_the_window_is_judged_from_its_start() {
 }
 
 #[test]
+fn a_load_stays_periodic_while_the_time_before_it_leaves_the_window() {
+    // The step at its begin is higher than the cycles.
+    let load = (0_u32..960).zip(noise(3)).map(|(second, noise)| 50.0 + f64::from(second % 47) / 2.0 + 10.0 * noise);
+    let values: Vec<f64> = std::iter::repeat_n(0.0, 960).chain(load).collect();
+    for begin in (500..=960).step_by(20) {
+        let verdict = find_period(&series(values[begin..begin + 960].iter().copied()));
+        assert!(is_near(&verdict, 47.0), "{} idle: {verdict:?}", 960 - begin);
+    }
+}
+
+#[test]
 fn gaps_are_bridged_up_to_a_fifth_of_the_points() {
     let with_gaps = |every: u32| {
         let values = cycles([40; 20]).into_iter().zip(0_u32..);

@@ -199,13 +199,13 @@ fn spikes(n: usize, random: &mut Random) -> Vec<f64> {
     values
 }
 
-/// Phases of 1 to 3 hours, each of another family, for a stream with one value a second.
-pub(crate) fn regimes(n: usize, random: &mut Random) -> Vec<f64> {
+/// Phases of 1 to 3 hours, each of another family, for a stream with this many values an hour.
+pub(crate) fn regimes(n: usize, hour: f64, random: &mut Random) -> Vec<f64> {
     const FAMILIES: [Null; 6] =
         [Null::Idle, Null::Poisson, Null::Flat, Null::Autoregressive(95), Null::Hawkes, Null::Pink];
     let mut values = Vec::with_capacity(n);
     while values.len() < n {
-        let length = random.uniform(3600.0, 10_800.0) as usize;
+        let length = random.uniform(hour, 3.0 * hour) as usize;
         let family = FAMILIES[random.below(FAMILIES.len())];
         values.extend(family.series(length.min(n - values.len()).max(2), random));
     }

@@ -1,9 +1,10 @@
-//! Measures how good the answers of the crate `timeseries` are: false alarms, found periods, forecasts, steps, leaks, speed.
+//! Measures how good the answers of the crate `timeseries` are, and what the crate `profiles` publishes of them: false alarms, found
+//! periods, forecasts, steps, leaks, speed.
 //! docs/workload-profiles.md has the last report.
 //!
 //! ```text
-//!   generators, cycles ──▶ nulls, positives, two_jobs, live, speed ─┐
-//!   recordings (data, gentd26) ──▶ nab, pai, a100, forecasts, steps ┴─▶ rows of one table, each with its mark
+//!   generators, cycles ──▶ nulls, positives, two_jobs, live, trends, speed ─┐
+//!   recordings (data, gentd26) ──▶ nab, pai, a100, forecasts, steps ────────┴─▶ rows of one table, each with its mark
 //! ```
 //!
 //! | variable | meaning |
@@ -11,7 +12,7 @@
 //! | `PROFILE` | `check`: a minute, with cuts of the recordings; `report`: the sizes of the marks and whole recordings; else seconds |
 //! | `PROFILE_SEEDS` | such as `0..100`. Seeds 0 to 99 are for tuning; a report uses 100 to 199, which nothing was tuned on |
 //! | `PROFILE_PARTS` | such as `nulls,live`; all without it |
-//! | `PROFILE_DAYS` | stream-days of each family and window of `live` |
+//! | `PROFILE_DAYS` | stream-days of each family in `live`, of windows up to 15 minutes; ten times as many of minutes, a hundred times of quarters |
 //! | `PROFILE_DATA` | folder of the recordings, for `report` |
 //! | `PROFILE_SHOW` | prints each wrong answer |
 //! | `PROFILE_EXPORT` | writes series for `public_detectors.py` to this file |
@@ -49,6 +50,7 @@ mod a100;
 mod live;
 mod forecasts;
 mod steps;
+mod trends;
 mod speed;
 mod export;
 
@@ -73,6 +75,7 @@ const PARTS: &[Part] = &[
     ("forecasts", forecasts::rows),
     ("steps", steps::rows),
     ("leak", steps::leak_rows),
+    ("trends", |options| Ok(trends::rows(options))),
     ("speed", |options| Ok(speed::rows(options))),
 ];
 

@@ -1,6 +1,6 @@
 """Asks the detectors of PyPI's pyriodicity about the series that the bench has exported, and prints a Markdown table.
 
-    PROFILE_EXPORT=series.csv PROFILE_PARTS=export cargo test -p timeseries --test profile
+    PROFILE_EXPORT=series.csv PROFILE_PARTS=export cargo test -p profiles --test profile
     python public_detectors.py series.csv
 """
 
