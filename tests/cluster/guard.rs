@@ -476,7 +476,7 @@ fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
     };
     // The API server adds two tolerations to each pod.
     for (what, most) in [
-        ("labels", 200),
+        ("labels", 64),
         ("annotations", 1000),
         ("tolerations", 198),
         ("finalizers", 20),
@@ -499,6 +499,35 @@ fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
         let _ = class(253).ok();
         assert!(class(254).refused().contains("has more than 253 characters"), "{key}");
     }
+    // What the kubelet keeps at the runtime for each pod.
+    let container =
+        |part: &str, value: Value| create(&|pod: &mut Value| pod["spec"]["containers"][0][part] = value.clone());
+    let hook = |length: usize| {
+        container("lifecycle", json!({ "preStop": { "exec": { "command": ["sh", "-c", "<".repeat(length)] } } }))
+    };
+    let request = |length: usize| {
+        let headers = json!([{ "name": "a", "value": "b".repeat(length) }]);
+        container("lifecycle", json!({ "preStop": { "httpGet": { "port": 80, "path": "/", "httpHeaders": headers } } }))
+    };
+    let path = |length: usize| container("terminationMessagePath", "/".repeat(length).into());
+    let ports = |count: usize| {
+        container("ports", (1..=count).map(|at| json!({ "containerPort": at })).collect::<Vec<Value>>().into())
+    };
+    let text =
+        |length: usize| create(&|pod: &mut Value| pod["metadata"]["annotations"] = json!({ "a": "b".repeat(length) }));
+    let sizes: [(&dyn Fn(usize) -> CommandOutput, usize, &str); 5] = [
+        (&hook, 8000, "the preStop hooks of a pod"),
+        (&request, 8000, "the preStop hooks of a pod"),
+        (&path, 16384, "the terminationMessagePath of all containers"),
+        (&ports, 256, "at most 256 ports, and this one has 257"),
+        (&text, 65535, "at most 65536 bytes, and those of this one have 65537"),
+    ];
+    for (made, most, why) in sizes {
+        let _ = made(most).ok();
+        let more = if why.contains("preStop") { most + 193 } else { most + 1 };
+        let output = made(more).refused();
+        assert!(output.contains(why), "{output}");
+    }
     let mirror = create(&|pod: &mut Value| {
         pod["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "a" });
         pod["spec"]["nodeName"] = "node-1".into();
@@ -518,11 +547,11 @@ fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
     assert!(apply(50).refused().contains("at most 50 managedFields, and this one has 51"));
     // A pod that has as many as allowed can still be changed.
     let large = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large", "namespace": namespace, "labels": entries(200) },
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large", "namespace": namespace, "labels": entries(64) },
         "spec": { "schedulerName": "nobody", "containers": [{ "name": "main", "image": "registry.local/busybox:1" }] },
     });
     let _ = ann.create(&large.to_string()).ok();
     let output = ann.run(&["label", "pod", "large", "-n", namespace, "one=more"]).refused();
-    assert!(output.contains("at most 200 labels, and this one has 201"), "{output}");
+    assert!(output.contains("at most 64 labels, and this one has 65"), "{output}");
     let _ = ann.run(&["label", "pod", "large", "-n", namespace, "k0-", "one=more"]).ok();
 }
