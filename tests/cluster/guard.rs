@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
 
-const READY: Duration = Duration::from_secs(60);
+pub(crate) const READY: Duration = Duration::from_secs(60);
 const REFUSED: &str = "system-owned keys are written by the GPU scheduler and the agents alone";
 const HAMI: [&str; 2] = ["guard.hami[0].namespace=kube-system", "guard.hami[0].name=hami-scheduler"];
 
@@ -46,7 +46,7 @@ fn account(admin: &Kubectl, namespace: &str, name: &str) -> Kubectl {
 }
 
 /// A user with the rights of an owner of workloads in the namespace, and the right to create bindings.
-fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
+pub(crate) fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
     let _ = admin.run(&["create", "rolebinding", "ann", "-n", namespace, "--clusterrole=edit", "--user=ann"]).ok();
     let _ = admin
         .run(&[
@@ -374,184 +374,4 @@ fn an_extender_may_change_one_annotation_of_a_node() {
     let _ = patch(&annotation(KEY), &[]).ok();
     let _ = patch(&json!({ "metadata": { "annotations": { KEY: null } } }), &[]).ok();
     let _ = admin.run(&["delete", "clusterrole,clusterrolebinding", ROLE]).ok();
-}
-
-/// A pod's owner can neither keep new pods of gpu-steward from being scheduled, nor create a pod that no agent can write to or that
-/// holds up a kubelet. Pods that only look similar are allowed.
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn a_user_cannot_create_a_pod_that_hurts_others_by_its_shape() {
-    const SELECTS: &str = "may match the pods of gpu-steward";
-    let cluster = Cluster::shared();
-    install(&cluster, &[]);
-    let (admin, space) = (cluster.admin(), cluster.namespace("guard-shape"));
-    let namespace = space.name.as_str();
-    let ann = user(&admin, namespace);
-    let name_of_namespace = "kubernetes.io/metadata.name";
-    let create = |change: &dyn Fn(&mut Value)| {
-        let mut pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "shaped", "namespace": namespace },
-            "spec": { "schedulerName": "nobody", "containers": [{ "name": "main", "image": "registry.local/busybox:1" }] },
-        });
-        change(&mut pod);
-        ann.run_with(&["create", "--dry-run=server", "-f", "-"], &pod.to_string())
-    };
-    let apart = |term: &Value| {
-        let mut term = term.clone();
-        term["topologyKey"] = "kubernetes.io/os".into();
-        let rule = json!({ "podAntiAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [term] } });
-        create(&|pod: &mut Value| pod["spec"]["affinity"] = rule.clone())
-    };
-    eventually("the policy about the shape of pods", READY, || {
-        apart(&json!({ "namespaces": [NAMESPACE], "labelSelector": {} })).err.contains(SELECTS).then_some(())
-    });
-    let of_gpu_steward = json!({ "matchLabels": { "app.kubernetes.io/name": "gpu-steward" } });
-    let expression =
-        |key: &str, operator: &str, values: &[&str]| json!({ "key": key, "operator": operator, "values": values });
-    for term in [
-        json!({ "namespaces": ["other", NAMESPACE], "labelSelector": of_gpu_steward }),
-        json!({ "namespaceSelector": {}, "labelSelector": {} }),
-        json!({ "namespaceSelector": { "matchLabels": { name_of_namespace: NAMESPACE } }, "labelSelector": {} }),
-        json!({ "namespaceSelector": { "matchLabels": { "team": "a" } }, "labelSelector": of_gpu_steward }),
-        json!({ "namespaceSelector": { "matchExpressions": [expression(name_of_namespace, "NotIn", &["other"])] }, "labelSelector": {} }),
-        json!({ "namespaceSelector": {}, "labelSelector": { "matchExpressions": [{ "key": "app", "operator": "DoesNotExist" }] } }),
-        json!({ "namespaceSelector": {}, "labelSelector": { "matchExpressions": [expression("app", "NotIn", &["db"])] } }),
-        json!({ "namespaceSelector": {}, "labelSelector": { "matchExpressions": [{ "key": "pod-template-hash", "operator": "Exists" }] } }),
-        json!({ "namespaceSelector": {}, "labelSelector": { "matchLabels": { "app.kubernetes.io/component": "agent" } } }),
-    ] {
-        let output = apart(&term).refused();
-        assert!(output.contains(SELECTS) && output.contains("the labels of your own pods"), "{term}: {output}");
-    }
-    for term in [
-        json!({ "labelSelector": {} }),
-        json!({ "namespaceSelector": {} }),
-        json!({ "namespaces": ["other"], "labelSelector": {} }),
-        json!({ "namespaceSelector": {}, "labelSelector": { "matchLabels": { "app": "db" } } }),
-        json!({ "namespaceSelector": {}, "labelSelector": { "matchLabels": { "app.kubernetes.io/name": "db" } } }),
-        json!({ "namespaceSelector": {}, "labelSelector": { "matchExpressions": [expression("app.kubernetes.io/instance", "In", &["db"])] } }),
-        json!({ "namespaceSelector": { "matchLabels": { name_of_namespace: "other" } }, "labelSelector": {} }),
-        json!({ "namespaceSelector": { "matchExpressions": [expression(name_of_namespace, "NotIn", &[NAMESPACE])] }, "labelSelector": {} }),
-    ] {
-        let _ = apart(&term).ok();
-    }
-
-    // Sizes: what is still allowed, and one more.
-    let entries =
-        |count: usize| (0..count).map(|at| (format!("k{at}"), json!(""))).collect::<serde_json::Map<String, Value>>();
-    let owner = |name: &str| json!({ "apiVersion": "a/v1", "kind": "A", "name": name, "uid": name });
-    let list = |what: &str, count: usize| {
-        let tolerations: Vec<Value> =
-            (0..count).map(|at| json!({ "key": format!("k{at}"), "operator": "Exists" })).collect();
-        let containers: Vec<Value> = (0..count)
-            .map(|at| {
-                json!({ "name": format!("c{at}"), "image": "registry.local/busybox:1",
-                        "resources": { "limits": { "nvidia.com/gpu": 1 } } })
-            })
-            .collect();
-        create(&|pod: &mut Value| match what {
-            "tolerations" => pod["spec"]["tolerations"] = tolerations.clone().into(),
-            "containers that request GPUs" => pod["spec"]["initContainers"] = containers.clone().into(),
-            "terms" => {
-                let term = json!({ "topologyKey": "a", "labelSelector": { "matchLabels": { "a": "b" } } });
-                pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
-                    vec![term; count].into();
-            }
-            "topologySpreadConstraints" => {
-                let spread = |at: usize| {
-                    json!({ "maxSkew": 1, "topologyKey": format!("k{at}"), "whenUnsatisfiable": "ScheduleAnyway",
-                            "labelSelector": { "matchLabels": { "a": "b" } } })
-                };
-                pod["spec"][what] = (0..count).map(spread).collect::<Vec<Value>>().into();
-            }
-            "finalizers" => {
-                let names: Vec<String> = (0..count).map(|at| format!("a.example/f{at}")).collect();
-                pod["metadata"][what] = json!(names);
-            }
-            "ownerReferences" => {
-                let owner = |at: usize| owner(&format!("a{at}"));
-                pod["metadata"][what] = (0..count).map(owner).collect::<Vec<Value>>().into();
-            }
-            _ => pod["metadata"][what] = entries(count).into(),
-        })
-    };
-    // The API server adds two tolerations to each pod.
-    for (what, most) in [
-        ("labels", 64),
-        ("annotations", 1000),
-        ("tolerations", 198),
-        ("finalizers", 20),
-        ("ownerReferences", 20),
-        ("terms", 50),
-        ("topologySpreadConstraints", 50),
-        ("containers that request GPUs", 64),
-    ] {
-        let _ = list(what, most).ok();
-        let output = list(what, most + 1).refused();
-        assert!(output.contains("a pod may have at most") && output.contains(what), "{what}: {output}");
-    }
-    let owned = |name: String| create(&|pod: &mut Value| pod["metadata"]["ownerReferences"] = json!([owner(&name)]));
-    let _ = owned("a".repeat(317)).ok();
-    assert!(owned("a".repeat(318)).refused().contains("in ownerReferences has more than 317 characters"));
-    for key in ["blockio.resources.beta.kubernetes.io/pod", "rdt.resources.beta.kubernetes.io/container.main"] {
-        let class = |length: usize| {
-            create(&|pod: &mut Value| pod["metadata"]["annotations"] = json!({ key: "a".repeat(length) }))
-        };
-        let _ = class(253).ok();
-        assert!(class(254).refused().contains("has more than 253 characters"), "{key}");
-    }
-    // What the kubelet keeps at the runtime for each pod.
-    let container =
-        |part: &str, value: Value| create(&|pod: &mut Value| pod["spec"]["containers"][0][part] = value.clone());
-    let hook = |length: usize| {
-        container("lifecycle", json!({ "preStop": { "exec": { "command": ["sh", "-c", "<".repeat(length)] } } }))
-    };
-    let request = |length: usize| {
-        let headers = json!([{ "name": "a", "value": "b".repeat(length) }]);
-        container("lifecycle", json!({ "preStop": { "httpGet": { "port": 80, "path": "/", "httpHeaders": headers } } }))
-    };
-    let path = |length: usize| container("terminationMessagePath", "/".repeat(length).into());
-    let ports = |count: usize| {
-        container("ports", (1..=count).map(|at| json!({ "containerPort": at })).collect::<Vec<Value>>().into())
-    };
-    let text =
-        |length: usize| create(&|pod: &mut Value| pod["metadata"]["annotations"] = json!({ "a": "b".repeat(length) }));
-    let sizes: [(&dyn Fn(usize) -> CommandOutput, usize, &str); 5] = [
-        (&hook, 8000, "the preStop hooks of a pod"),
-        (&request, 8000, "the preStop hooks of a pod"),
-        (&path, 16384, "the terminationMessagePath of all containers"),
-        (&ports, 256, "at most 256 ports, and this one has 257"),
-        (&text, 65535, "at most 65536 bytes, and those of this one have 65537"),
-    ];
-    for (made, most, why) in sizes {
-        let _ = made(most).ok();
-        let more = if why.contains("preStop") { most + 193 } else { most + 1 };
-        let output = made(more).refused();
-        assert!(output.contains(why), "{output}");
-    }
-    let mirror = create(&|pod: &mut Value| {
-        pod["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "a" });
-        pod["spec"]["nodeName"] = "node-1".into();
-        pod["spec"]["automountServiceAccountToken"] = false.into();
-    });
-    assert!(mirror.refused().contains("only a kubelet creates mirror pods"));
-    // Each name of a writer is one entry of managedFields.
-    let small = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "small", "namespace": namespace, "labels": { "a": "b" } },
-        "spec": { "schedulerName": "nobody", "containers": [{ "name": "main", "image": "registry.local/busybox:1" }] },
-    });
-    let apply = |at: usize| {
-        let manager = format!("--field-manager=m{at}");
-        ann.run_with(&["apply", "--server-side", "--force-conflicts", &manager, "-f", "-"], &small.to_string())
-    };
-    (0..50).for_each(|at| drop(apply(at).ok()));
-    assert!(apply(50).refused().contains("at most 50 managedFields, and this one has 51"));
-    // A pod that has as many as allowed can still be changed.
-    let large = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large", "namespace": namespace, "labels": entries(64) },
-        "spec": { "schedulerName": "nobody", "containers": [{ "name": "main", "image": "registry.local/busybox:1" }] },
-    });
-    let _ = ann.create(&large.to_string()).ok();
-    let output = ann.run(&["label", "pod", "large", "-n", namespace, "one=more"]).refused();
-    assert!(output.contains("at most 64 labels, and this one has 65"), "{output}");
-    let _ = ann.run(&["label", "pod", "large", "-n", namespace, "k0-", "one=more"]).ok();
 }

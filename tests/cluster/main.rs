@@ -19,6 +19,7 @@ mod bed;
 #[cfg(test)]
 mod audit;
 #[cfg(test)]
+mod shape;
 mod sharing;
 #[cfg(test)]
 mod fleet;

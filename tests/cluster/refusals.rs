@@ -95,7 +95,7 @@ fn a_start_is_refused_until_its_container_is_known() {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 let _ = std::fs::write(&path, b"{\"Data\":");
-                std::thread::sleep(Duration::from_millis(2));
+                std::thread::sleep(Duration::from_micros(200));
             }
         });
         let agent = without_state(&bed, agent, &[]);
