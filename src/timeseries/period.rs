@@ -57,7 +57,7 @@ pub enum Verdict {
 pub struct Period {
     /// Mean length of the tracked cycles.
     pub length: Duration,
-    /// 90 % interval of the mean length.
+    /// 90 % interval of the load's mean length. The cycles in the series are a part of the load.
     pub interval: (Duration, Duration),
     /// How alike the cycles are: intraclass correlation, 0 to 1.
     pub score: f64,

@@ -3,7 +3,7 @@
 //! docs/workload-profiles.md has the last report.
 //!
 //! ```text
-//!   generators, cycles ──▶ nulls, positives, two_jobs, live, trends, speed ─┐
+//!   generators, cycles ──▶ nulls, positives, intervals, two_jobs, live, … ──┐
 //!   recordings (data, gentd26) ──▶ nab, pai, a100, forecasts, steps ────────┴─▶ rows of one table, each with its mark
 //! ```
 //!
@@ -43,6 +43,7 @@ mod competitors;
 mod detectors;
 mod nulls;
 mod positives;
+mod intervals;
 mod two_jobs;
 mod nab;
 mod pai;
@@ -68,6 +69,7 @@ const PARTS: &[Part] = &[
     ("nulls", nulls::rows),
     ("two-jobs", |options| Ok(two_jobs::rows(options))),
     ("positives", |options| Ok(positives::rows(options))),
+    ("intervals", |options| Ok(intervals::rows(options))),
     ("nab", nab::rows),
     ("pai", pai::rows),
     ("a100", a100::rows),
