@@ -76,7 +76,7 @@ impl ProfileAnnotations {
             return found;
         }
         let profiles = Arc::clone(&profiles.borrow());
-        let wanted = texts(&node_profile::describe(view, &profiles, now.wall), form);
+        let wanted = texts(&node_profile::describe(view, &profiles, now), form);
         let gone = ours(seen).filter(|key| !wanted.contains_key(key) && may_go(*key, age));
         gone.for_each(|key| found.add(key, ProfileDifference::Changed, None));
         for (key, text) in wanted {

@@ -10,7 +10,7 @@ use model::id::GpuUuid;
 use model::node_profile::{GpuProfile, GpuSnapshot, GpuStatic, MAX_LISTED, NodeProfile, ProfiledGpu, QuantityProfile};
 use model::process::GpuProcess;
 use model::reading::Absence;
-use model::time::WallTime;
+use model::time::Now;
 use model::unit::{Bytes, Mib};
 use model::view::{GpuView, NodeView};
 use model::workload_profile::{
@@ -39,9 +39,9 @@ pub enum ProfileDifference {
     Changed,
 }
 
-/// What the Node is to say. `at` is the time of the profiles, from which forecasts count.
+/// What the Node is to say.
 #[must_use]
-pub fn describe(view: &NodeView, profiles: &WorkloadProfiles, at: WallTime) -> NodeProfile {
+pub fn describe(view: &NodeView, profiles: &WorkloadProfiles, now: Now) -> NodeProfile {
     let simulated = view.gpu_source.simulated();
     let one = |seen: &GpuView| {
         let job = profiles.jobs.iter().find(|job| job.gpu == seen.gpu.uuid);
@@ -49,7 +49,7 @@ pub fn describe(view: &NodeView, profiles: &WorkloadProfiles, at: WallTime) -> N
             index: seen.gpu.index,
             snapshot: job.and_then(|job| snapshot(seen, job, simulated)),
             job: job.map(|job| job.kind),
-            profile: profile(&seen.gpu.uuid, &profiles.profiles, (at, simulated)),
+            profile: profile(&seen.gpu.uuid, &profiles.profiles, (now, simulated)),
         }
     };
     let mut gpus: Vec<ProfiledGpu> = view.gpus.iter().map(one).collect();
@@ -103,24 +103,30 @@ fn listed(processes: &[GpuProcess]) -> Vec<(u32, Mib)> {
     known.filter_map(|(pid, used)| Some((pid, Mib(used?.0.div_ceil(Bytes::MIB))))).collect()
 }
 
-fn profile(gpu: &GpuUuid, all: &[WorkloadProfile], (at, simulated): (WallTime, bool)) -> Option<GpuProfile> {
-    let of = |quantity: ProfiledQuantity| {
-        let is_it = |one: &&WorkloadProfile| {
-            one.quantity == quantity && matches!(&one.subject, ProfiledSubject::Gpu(uuid) if uuid == gpu)
-        };
-        let found = all.iter().find(is_it)?;
-        let verdict = found.cycles.as_ref();
-        Some(QuantityProfile {
-            quantity,
-            verdict: verdict.map(|verdict| verdict.kind),
-            period: verdict.and_then(|verdict| verdict.period.clone()),
-            forecasts: found.forecasts.clone(),
-            next_hour_maximum: found.next_hour_maximum,
-        })
+fn profile(gpu: &GpuUuid, all: &[WorkloadProfile], (now, simulated): (Now, bool)) -> Option<GpuProfile> {
+    let load = |quantity: ProfiledQuantity| {
+        all.iter()
+            .find(|one| one.quantity == quantity && matches!(&one.subject, ProfiledSubject::Gpu(uuid) if uuid == gpu))
     };
-    let known = |one: &QuantityProfile| one.verdict.is_some() || !one.forecasts.is_empty();
-    let quantities: Vec<QuantityProfile> = ProfiledQuantity::OF_GPU.into_iter().filter_map(of).filter(known).collect();
-    (!quantities.is_empty()).then(|| GpuProfile { gpu: gpu.clone(), at, simulated, quantities })
+    let is_known = |one: &&WorkloadProfile| one.cycles.is_some() || !one.forecasts.is_empty();
+    let loads: Vec<&WorkloadProfile> = ProfiledQuantity::OF_GPU.into_iter().filter_map(load).filter(is_known).collect();
+    // Forecasts count from their analyses: a look at an old one makes no new one.
+    let analyzed_at = loads.iter().map(|one| one.analyzed_at).min()?;
+    let hour_analyzed_at = loads.iter().filter_map(|one| one.hour_analyzed_at).min();
+    let quantity = |one: &WorkloadProfile| QuantityProfile {
+        quantity: one.quantity,
+        verdict: one.cycles.as_ref().map(|verdict| verdict.kind),
+        period: one.cycles.as_ref().and_then(|verdict| verdict.period.clone()),
+        forecasts: one.forecasts.clone(),
+        next_hour_maximum: one.next_hour_maximum,
+    };
+    Some(GpuProfile {
+        gpu: gpu.clone(),
+        at: now.wall_of(analyzed_at),
+        hour_at: hour_analyzed_at.map(|at| now.wall_of(at)),
+        simulated,
+        quantities: loads.into_iter().map(quantity).collect(),
+    })
 }
 
 /// The difference between what the GPUs are and what is shown.

@@ -84,8 +84,10 @@ pub struct GpuSnapshot {
 pub struct GpuProfile {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// The time from which the forecasts count, in whole seconds.
+    /// The time from which the forecasts count, in whole seconds: that of the oldest of their analyses.
     pub at: WallTime,
+    /// The time from which the forecasts of an hour and the maxima of the next hour count, likewise; `None` without one.
+    pub hour_at: Option<WallTime>,
     /// Whether the values are simulated.
     pub simulated: bool,
     /// The quantities, in the order of [`ProfiledQuantity::OF_GPU`].

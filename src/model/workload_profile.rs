@@ -120,8 +120,11 @@ pub struct WorkloadProfile {
     pub quantity: ProfiledQuantity,
     /// The published verdict on cycles; `None` until two analyses have agreed.
     pub cycles: Option<CycleVerdict>,
-    /// When it was last analysed.
+    /// When the history in memory was last analysed. Forecasts of less than an hour count from here.
     pub analyzed_at: Monotonic,
+    /// When the minutes of the last day were last analysed. The forecast of an hour and the maximum of the next hour count from here;
+    /// `None` without either.
+    pub hour_analyzed_at: Option<Monotonic>,
     /// Change per hour with its 90 % interval; `None` where the history is too short.
     pub trend: Option<ProfiledTrend>,
     /// By how much the maxima of the cycles rise per hour, if they rise for certain.
@@ -202,6 +205,28 @@ pub struct ProfiledTrend {
     pub low: f64,
     /// Upper end of the interval.
     pub high: f64,
+    /// Where it goes, if that is certain.
+    pub direction: Option<TrendDirection>,
+}
+
+/// Where a load goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrendDirection {
+    /// Up.
+    Rising,
+    /// Down.
+    Falling,
+}
+
+impl TrendDirection {
+    /// A stable short code, for JSON.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Rising => "rising",
+            Self::Falling => "falling",
+        }
+    }
 }
 
 /// A forecast with its 90 % interval, in the unit of the quantity.

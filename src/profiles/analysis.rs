@@ -5,16 +5,16 @@
 //!   minutes ─▶ cycles, forecast of 1 h, maximum of the next hour, trend, leak        quarters ─▶ cycles
 //! ```
 //!
-//! What must never happen here: a forecast below 0, or one from data that ends in a gap.
+//! What must never happen here: a forecast below 0 or above 100 %, or one from data that ends in a gap.
 
 use crate::anchor::Anchor;
 use crate::cycles::{CycleTracker, CycleWindow};
 use crate::history::{SeriesHistory, over};
 use model::stored_history::{StepValue, StoredTier};
 use model::time::{Monotonic, Now, WallTime};
-use model::workload_profile::{ProfiledForecast, ProfiledQuantity, ProfiledTrend};
+use model::workload_profile::{ProfiledForecast, ProfiledQuantity, ProfiledTrend, TrendDirection};
 use std::time::Duration;
-use timeseries::{Counter, Forecast, Period, Series, forecast, leak, next_maximum, trend};
+use timeseries::{Counter, Direction, Forecast, Period, Series, forecast, leak, next_maximum, trend};
 
 /// Horizons of the forecasts from the fine tier.
 const NEAR: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(300)];
@@ -34,6 +34,8 @@ const LATE_STEPS: usize = 2;
 pub struct Findings {
     /// When the history in memory was last analysed.
     pub analyzed_at: Option<Monotonic>,
+    /// When the minutes were last analysed; `None` if no forecast follows from them.
+    pub hour_analyzed_at: Option<Monotonic>,
     near: Near,
     far: Option<Far>,
 }
@@ -79,6 +81,13 @@ impl Findings {
         self.far.as_ref().and_then(|far| far.leak_per_hour).or(self.near.leak_per_hour)
     }
 
+    /// Whether anything follows from the seconds.
+    #[must_use]
+    pub fn says_near(&self) -> bool {
+        let Near { trend, leak_per_hour, forecasts } = &self.near;
+        trend.is_some() || leak_per_hour.is_some() || forecasts.iter().any(Option::is_some)
+    }
+
     /// The forecasts, ordered by horizon.
     #[must_use]
     pub fn forecasts(&self) -> Vec<ProfiledForecast> {
@@ -102,7 +111,7 @@ impl Analyzed<'_> {
         let series = window.and_then(|window| Some((window.begin, series(window.step, window.means)?)));
         let Some((begin, series)) = series else {
             self.findings.near = Near::default();
-            self.judge_nothing(CycleWindow::Fine, now);
+            self.cycles.judge_nothing(CycleWindow::Fine);
             return;
         };
         let series = series.with_counter(self.counter);
@@ -111,7 +120,7 @@ impl Analyzed<'_> {
         let period = self.agreed(CycleWindow::Fine, verdict.period());
         let mut forecasts = [None; 2];
         for (made, slot) in forecast(&series, &NEAR, period).into_iter().zip(&mut forecasts) {
-            *slot = made.map(profiled);
+            *slot = made.map(|made| self.profiled(made));
         }
         self.findings.near = Near { trend: trend_of(&series), leak_per_hour: self.leak_of(&series, period), forecasts };
     }
@@ -123,35 +132,43 @@ impl Analyzed<'_> {
         let fresh = |newest: Duration| newest + FRESH >= Duration::from_nanos(now.monotonic.0);
         let times = samples.first().zip(samples.last()).map(|(first, newest)| (first.at, newest.at));
         let Some((first, _)) = times.filter(|(_, newest)| fresh(*newest)) else {
-            return self.judge_nothing(CycleWindow::Source, now);
+            return self.cycles.judge_nothing(CycleWindow::Source);
         };
         let Ok(series) = Series::resampled(&samples, refresh) else { return };
         let series = series.with_counter(Counter { window: refresh, refresh });
         self.cycles.judge(CycleWindow::Source, &series, first, now.wall);
     }
 
-    /// A window without values: what was published about it must not stay.
-    fn judge_nothing(&mut self, window: CycleWindow, now: Now) {
-        let Ok(nothing) = Series::regular(Duration::from_secs(1), []) else { return };
-        self.cycles.judge(window, &nothing, Duration::from_nanos(now.monotonic.0), now.wall);
+    /// No step of a tier on disk is measured.
+    pub(crate) fn without(&mut self, tier: StoredTier) {
+        match tier {
+            StoredTier::Minute => {
+                (self.findings.far, self.findings.hour_analyzed_at) = (None, None);
+                self.cycles.judge_nothing(CycleWindow::Minute);
+            }
+            StoredTier::Quarter => self.cycles.judge_nothing(CycleWindow::Quarter),
+        }
     }
 
     /// Analyses minutes: all that are over, the first one measured at `first`.
-    pub(crate) fn minutes(&mut self, minutes: &[Option<StepValue>], first: u64, now: WallTime) {
+    pub(crate) fn minutes(&mut self, minutes: &[Option<StepValue>], first: u64, now: Now) {
         let tier = StoredTier::Minute;
         let means = minutes.iter().map(|minute| minute.map(|value| value.mean));
         let Some(means) = series(tier.step(), means) else { return };
         let begin = Duration::from_micros(tier.begin_of(first).0);
-        let verdict = self.cycles.judge(CycleWindow::Minute, &means, begin, now);
+        let verdict = self.cycles.judge(CycleWindow::Minute, &means, begin, now.wall);
         let period = self.agreed(CycleWindow::Minute, verdict.period());
         let maxima = series(tier.step(), minutes.iter().map(|minute| minute.map(|value| value.maximum)));
         let maximum = maxima.and_then(|maxima| next_maximum(&maxima, FAR, QUANTILE));
-        self.findings.far = Some(Far {
+        let far = Far {
             trend: if means.measured() >= MINUTES_OF_A_TREND { trend_of(&means) } else { None },
             leak_per_hour: self.leak_of(&means, period),
-            forecast: forecast(&means, &[FAR], period).pop().flatten().map(profiled),
-            maximum: maximum.map(|maximum| maximum.value.max(0.0)),
-        });
+            forecast: forecast(&means, &[FAR], period).pop().flatten().map(|made| self.profiled(made)),
+            maximum: maximum.map(|maximum| self.possible(maximum.value)),
+        };
+        let foresees = far.forecast.is_some() || far.maximum.is_some();
+        self.findings.hour_analyzed_at = foresees.then_some(now.monotonic);
+        self.findings.far = Some(far);
     }
 
     /// Judges quarters of an hour: all that are over, the first one measured at `first`.
@@ -167,6 +184,21 @@ impl Analyzed<'_> {
         period.filter(|_| self.cycles.period_of(window).is_some())
     }
 
+    fn profiled(&self, forecast: Forecast) -> ProfiledForecast {
+        let Forecast { horizon, value, interval: (low, high), .. } = forecast;
+        let possible = |value| self.possible(value);
+        ProfiledForecast { horizon, value: possible(value), low: possible(low), high: possible(high) }
+    }
+
+    /// The nearest value that the quantity can have: none is below 0, and a GPU is not busy for more than all of the time. SM use is
+    /// a sum over GPUs.
+    fn possible(&self, value: f64) -> f64 {
+        match self.quantity {
+            ProfiledQuantity::Utilization | ProfiledQuantity::MemoryCopy => value.clamp(0.0, 100.0),
+            _ => value.max(0.0),
+        }
+    }
+
     /// Only memory leaks.
     fn leak_of(&self, series: &Series, period: Option<&Period>) -> Option<f64> {
         let memory = matches!(self.quantity, ProfiledQuantity::GpuMemory | ProfiledQuantity::Memory);
@@ -176,18 +208,17 @@ impl Analyzed<'_> {
 
 fn trend_of(series: &Series) -> Option<ProfiledTrend> {
     let trend = trend(series)?;
-    Some(ProfiledTrend { per_hour: trend.slope_per_hour, low: trend.interval.0, high: trend.interval.1 })
+    let direction = match trend.direction {
+        Direction::Rising => Some(TrendDirection::Rising),
+        Direction::Falling => Some(TrendDirection::Falling),
+        Direction::None => None,
+    };
+    Some(ProfiledTrend { per_hour: trend.slope_per_hour, low: trend.interval.0, high: trend.interval.1, direction })
 }
 
 /// Steps as a series; `None` without a measurement.
 fn series(step: Duration, values: impl IntoIterator<Item = Option<f64>>) -> Option<Series> {
     Series::regular(step, values).ok().filter(|series| series.measured() > 0)
-}
-
-/// No quantity is below 0.
-fn profiled(forecast: Forecast) -> ProfiledForecast {
-    let Forecast { horizon, value, interval: (low, high), .. } = forecast;
-    ProfiledForecast { horizon, value: value.max(0.0), low: low.max(0.0), high: high.max(0.0) }
 }
 
 /// The steps from the first measured one, and its number. `None` without a measurement.

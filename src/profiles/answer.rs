@@ -176,6 +176,7 @@ mod tests {
     use model::time::Monotonic;
     use model::unit::Percent;
     use model::workload_profile::{ProfiledQuantity, ProfiledSubject};
+    use proptest::prelude::Strategy;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -296,5 +297,27 @@ mod tests {
         let answer = recorder.answer(&plan, &stored, now(1200)).unwrap();
         let at = StoredTier::Minute.begin_of(range.steps.start + 7);
         assert_eq!(answer.points, [HistoryPoint { at, mean: 3.0, maximum: 4.0 }]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_question_has_more_points_than_the_bound_or_points_out_of_order(
+            from in proptest::option::of(proptest::prop_oneof![
+                proptest::prelude::any::<u64>(),
+                (0_u64..4_000_000).prop_map(|ago| 1_800_001_200_000_000 - ago * 1_000_000),
+            ]),
+            step in proptest::option::of(proptest::prop_oneof![0..u64::MAX, 0_u64..10_000_000_000_000]),
+        ) {
+            let recorder = recorder();
+            let query = query(from.map(WallTime), step.map(Duration::from_nanos));
+            let plan = recorder.plan(&query, now(1200));
+            let value = StepValue { mean: 3.0, maximum: 4.0 };
+            let stored: Vec<HistoryStep> = plan.stored.iter().flat_map(|range| range.steps.clone())
+                .map(|index| HistoryStep { index, value }).collect();
+            proptest::prop_assert!(stored.len() <= MAX_HISTORY_POINTS);
+            let answer = recorder.answer(&plan, &stored, now(1200)).unwrap();
+            proptest::prop_assert!(answer.points.len() <= MAX_HISTORY_POINTS && !answer.step.is_zero());
+            proptest::prop_assert!(answer.points.windows(2).all(|pair| pair[0].at < pair[1].at));
+        }
     }
 }

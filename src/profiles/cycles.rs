@@ -1,21 +1,28 @@
 //! Which verdict on the cycles of a series is published. Each tier has its own verdicts, because each sees other periods: the
 //! driver's own samples and seconds see short ones, minutes hours, quarters of an hour days and weeks.
 //!
-//! A verdict needs a second one on data that the first did not see. A window that holds enough cycles for two verdicts is judged
-//! in halves, so a short period is published after some ten cycles and a long one, whose data is on disk, at once after a restart.
+//! A verdict needs a second one on data that the first did not see. While nothing is published, a window that holds enough cycles for
+//! two verdicts is judged in halves, so a short period is published after some ten cycles and a long one, whose data is on disk, at
+//! once after a restart. What is published stays until three verdicts in a row do not agree with it, or three windows in a row have
+//! no values.
 //!
-//! What must never happen here: a period that is published from one look at one piece of data.
+//! What must never happen here: a period that is published from one look at one piece of data; a verdict that stays when there are
+//! no values any more.
 
 use model::time::WallTime;
 use model::workload_profile::{CyclePeriod, CycleVerdict, VerdictKind};
 use std::time::Duration;
-use timeseries::{Period, PeriodWatch, Published, Series, Verdict, find_period};
+use timeseries::{Period, PeriodWatch, Published, Reason, Series, Verdict, find_period};
 
 /// A half of a window must hold this many cycles: a verdict needs four, and the half may begin within one.
 const CYCLES_OF_A_HALF: f64 = 4.5;
 /// A period is too long for halves in the longest tier from this part of it. Two windows without common data would take two
 /// months to find a week.
 const LONG_PART: f64 = 1.0 / (2.0 * CYCLES_OF_A_HALF);
+/// Windows in a row without values after which their verdicts are forgotten: as many as withdraw a verdict.
+const MOST_EMPTY: u32 = 3;
+/// A load that has rested for so many cycles has ended: a verdict needs as many.
+const CYCLES_OF_REST: f64 = 4.0;
 
 /// A tier with verdicts of its own, the finest one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,36 +53,57 @@ struct Tracked {
     watch: PeriodWatch,
     /// When the published verdict was published.
     since: WallTime,
+    /// Windows in a row without values.
+    empty: u32,
 }
 
 impl CycleTracker {
     /// Judges a window whose first value is at `begin`, a time of a clock of the caller that does not jump. Returns the verdict on
     /// the whole window; [`CycleTracker::published`] is what may be shown.
     pub fn judge(&mut self, of: CycleWindow, series: &Series, begin: Duration, now: WallTime) -> Verdict {
-        let verdict = find_period(series);
+        let verdict = lasting(find_period(series), series);
         let tracked = self.windows[of as usize].get_or_insert_default();
+        tracked.empty = 0;
         let before = tracked.watch.published().map(meaning);
         let time = |index: usize| begin + series.step().saturating_mul(u32::try_from(index).unwrap_or(u32::MAX));
         let last = time(series.len().saturating_sub(1));
+        tracked.watch.apply(&light(&verdict), begin..last);
         let parts = match verdict.period() {
-            Some(period) if !tracked.publishes_a_period() => parts(of, series, period),
+            Some(period) if tracked.watch.published().is_none() => parts(of, series, period),
             _ => None,
         };
-        let agreed = parts.and_then(|Parts { at, first, second }| {
+        if let Some(Parts { at, first, second }) = parts {
             let mut watch = PeriodWatch::new();
             watch.apply(&light(&first), begin..time(at.saturating_sub(1)));
             watch.apply(&light(second.as_ref().unwrap_or(&verdict)), time(at)..last);
-            watch.published().is_some().then_some(watch)
-        });
-        match agreed {
-            // Earlier verdicts on parts of this window must not delay what its two parts show.
-            Some(watch) => tracked.watch = watch,
-            None => tracked.watch.apply(&light(&verdict), begin..last),
+            if watch.published().is_some() {
+                // The figures are those of the whole window.
+                watch.apply(&light(&verdict), begin..last);
+                // Earlier verdicts on parts of this window must not delay what its two parts show.
+                tracked.watch = watch;
+            }
         }
         if tracked.watch.published().map(meaning) != before {
             tracked.since = now;
         }
         verdict
+    }
+
+    /// A window has no values. That is no verdict, and the third such window in a row ends what is published.
+    pub fn judge_nothing(&mut self, of: CycleWindow) {
+        let window = &mut self.windows[of as usize];
+        if let Some(tracked) = window {
+            tracked.empty += 1;
+            if tracked.empty >= MOST_EMPTY {
+                *window = None;
+            }
+        }
+    }
+
+    /// Whether a verdict on what is in memory is published.
+    #[must_use]
+    pub fn publishes_near(&self) -> bool {
+        [CycleWindow::Source, CycleWindow::Fine].into_iter().any(|window| self.of(window).is_some())
     }
 
     /// The verdict to show: the shortest published period, and the other ones in its reason; without a period the verdict of the
@@ -141,12 +169,6 @@ impl CycleTracker {
     }
 }
 
-impl Tracked {
-    fn publishes_a_period(&self) -> bool {
-        self.watch.published().is_some_and(|published| published.verdict.period().is_some())
-    }
-}
-
 /// A window in two parts without common data.
 struct Parts {
     /// The first point of the second part.
@@ -185,6 +207,22 @@ impl CycleWindow {
         use model::stored_history::StoredTier::Quarter;
         Quarter.step().saturating_mul(u32::try_from(Quarter.kept_steps()).unwrap_or(u32::MAX))
     }
+}
+
+/// The verdict on a window, in which a load that has ended has no period.
+#[expect(clippy::cast_precision_loss, reason = "a number of points of a window")]
+fn lasting(verdict: Verdict, series: &Series) -> Verdict {
+    let Some((last, period)) = verdict.period().and_then(|period| Some((*period.starts.last()?, period))) else {
+        return verdict;
+    };
+    let rest = series.step().as_secs_f64() * (series.len() as f64 - last) - period.length.as_secs_f64();
+    if rest <= CYCLES_OF_REST * period.length.as_secs_f64() {
+        return verdict;
+    }
+    Verdict::Aperiodic(Reason::Ended {
+        period: period.length,
+        before: Duration::try_from_secs_f64(rest).unwrap_or_default(),
+    })
 }
 
 #[expect(
@@ -286,6 +324,55 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_period_is_withdrawn_after_three_windows_too() {
+        let mut tracker = CycleTracker::default();
+        let flat = Series::regular(STEP, (0..200).map(|_| Some(50.0))).unwrap();
+        for round in 0..2 {
+            tracker.judge(CycleWindow::Fine, &flat, Duration::from_secs(300 * round), WallTime(1));
+        }
+        for round in 0..=2 {
+            assert_eq!(tracker.published().unwrap().kind, VerdictKind::Aperiodic, "round {round}");
+            let begin = Duration::from_secs(600 + 30 * round);
+            tracker.judge(CycleWindow::Fine, &load(STEP, 12.0, 200, 1), begin, WallTime(2));
+        }
+        let verdict = tracker.published().unwrap();
+        assert_eq!((verdict.kind, verdict.since), (VerdictKind::Periodic, WallTime(2)));
+    }
+
+    #[test]
+    fn windows_without_values_say_nothing_and_the_third_ends_what_was_said() {
+        let mut tracker = CycleTracker::default();
+        (0..9).for_each(|_| tracker.judge_nothing(CycleWindow::Source));
+        assert_eq!(tracker.published(), None);
+        tracker.judge(CycleWindow::Source, &load(STEP, 12.0, 200, 1), Duration::ZERO, WallTime(1));
+        for round in 0..3 {
+            assert!(tracker.published().is_some() && tracker.publishes_near(), "round {round}");
+            tracker.judge_nothing(CycleWindow::Source);
+        }
+        assert!(tracker.published().is_none() && !tracker.publishes_near());
+    }
+
+    #[test]
+    fn the_figures_of_two_halves_are_those_of_the_whole_window() {
+        let mut tracker = CycleTracker::default();
+        tracker.judge(CycleWindow::Fine, &load(STEP, 12.0, 240, 1), Duration::ZERO, WallTime(1));
+        let cycles = tracker.published().unwrap().period.unwrap().cycles;
+        assert!((19..=21).contains(&cycles), "{cycles}");
+    }
+
+    #[test]
+    fn a_load_that_has_ended_has_no_period() {
+        let of = |rest: usize| {
+            let load = (0..240).map(|second| if second % 12 < 6 { 80.0 } else { 10.0 });
+            let series = Series::regular(STEP, load.chain(std::iter::repeat_n(10.0, rest)).map(Some)).unwrap();
+            CycleTracker::default().judge(CycleWindow::Fine, &series, Duration::ZERO, WallTime(1))
+        };
+        assert!(of(30).period().is_some(), "a short rest");
+        let ended = of(100);
+        assert!(ended.period().is_none() && ended.reason().contains("ended"), "{ended:?}");
+    }
+
+    #[test]
     fn a_week_needs_another_half_of_a_cycle_and_a_day_two_windows() {
         let quarter = Duration::from_secs(900);
         let week = 7.0 * 86_400.0;
@@ -317,6 +404,26 @@ mod tests {
             [(6.16, "6.2 s"), (90.0, "90 s"), (600.0, "10 min"), (86_400.0, "24 h"), (604_800.0, "7.0 days")]
         {
             assert_eq!(text(Duration::from_secs_f64(seconds)), expected);
+        }
+    }
+
+    proptest::proptest! {
+        /// Windows that a caller cuts badly: of any length, in any order, of any values.
+        #[test]
+        fn no_windows_cause_a_panic_and_a_period_needs_four_cycles(
+            windows in proptest::collection::vec((0_usize..4, 0_usize..300, 1.0..90.0_f64, 0_u64..2000), 0..30),
+        ) {
+            let mut tracker = CycleTracker::default();
+            for (of, points, period, begin) in windows {
+                let of = CycleWindow::ALL[of];
+                if points == 0 {
+                    tracker.judge_nothing(of);
+                } else {
+                    tracker.judge(of, &load(STEP, period, points, begin), Duration::from_secs(begin), WallTime(begin));
+                }
+                let shown = tracker.published().and_then(|verdict| verdict.period);
+                proptest::prop_assert!(shown.is_none_or(|shown| shown.cycles >= 4 && shown.shortest <= shown.longest));
+            }
         }
     }
 }

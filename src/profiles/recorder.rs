@@ -5,8 +5,8 @@
 //!                                     due, analyze ◀── stored steps ──────┘   └──unwritten──▶ file
 //! ```
 //!
-//! What must never happen here: a series beyond [`MAX_SERIES`]; a profile of a pod that is gone; a reading that was absent counted
-//! as 0.
+//! What must never happen here: a series beyond [`MAX_SERIES`]; a profile of a pod that is gone, or of values that ended long ago; a
+//! reading that was absent counted as 0.
 
 use crate::analysis::{from_first, kept_range};
 use crate::anchor::Anchor;
@@ -160,7 +160,7 @@ impl Recorder {
             for series in &mut state.series {
                 for kind in AnalysisKind::ALL {
                     let Some(late) = series.due.late(kind, now) else { continue };
-                    if !is_due(subject, series, kind, stored) {
+                    if !is_due(subject, series, kind, (stored, now)) {
                         series.due.done(kind, now);
                     } else if latest.as_ref().is_none_or(|(longest, _)| late > *longest) {
                         let key = HistoryKey { subject: subject.clone(), quantity: series.quantity };
@@ -205,11 +205,10 @@ impl Recorder {
             series.analyzed().near(now);
         } else if let Some(StoredRange { tier, steps, .. }) = range {
             let all = series.history.steps(tier, stored, steps.clone());
-            if let Some((measured, first)) = from_first(&all, steps.start) {
-                match tier {
-                    StoredTier::Minute => series.analyzed().minutes(measured, first, now.wall),
-                    StoredTier::Quarter => series.analyzed().quarters(measured, first, now.wall),
-                }
+            match (from_first(&all, steps.start), tier) {
+                (Some((measured, first)), StoredTier::Minute) => series.analyzed().minutes(measured, first, now),
+                (Some((measured, first)), StoredTier::Quarter) => series.analyzed().quarters(measured, first, now.wall),
+                (None, _) => series.analyzed().without(tier),
             }
         }
     }
@@ -404,10 +403,15 @@ impl Recorder {
 }
 
 /// Whether there is a reason for an analysis whose time has come.
-fn is_due(subject: &ProfiledSubject, series: &SubjectSeries, kind: AnalysisKind, stored: bool) -> bool {
+fn is_due(
+    subject: &ProfiledSubject,
+    series: &SubjectSeries,
+    kind: AnalysisKind,
+    (stored, now): (bool, Monotonic),
+) -> bool {
     match (kind, subject) {
         (AnalysisKind::Near, ProfiledSubject::Gpu(_)) => true,
-        (AnalysisKind::Near, ProfiledSubject::Pod(_)) => series.changed,
+        (AnalysisKind::Near, ProfiledSubject::Pod(_)) => series.changed || series.outlives_its_values(now),
         (AnalysisKind::Minutes | AnalysisKind::Quarters, _) => stored,
         // Once for each whole GPU. Alnair knows no instances.
         (AnalysisKind::Job, ProfiledSubject::Gpu(gpu)) => {

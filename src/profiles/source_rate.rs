@@ -221,4 +221,38 @@ mod tests {
         }
         assert!(kept.samples().count() <= 5);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_stamps_of_a_driver_put_samples_out_of_order_or_beyond_the_bounds(
+            batches in proptest::collection::vec(
+                // How far the machine's clock goes on, where the driver's clock is set to, and the distances of the stamps.
+                (0_u64..1 << 40, proptest::option::of(proptest::prelude::any::<u64>()), proptest::collection::vec(0_u64..1 << 24, 0..40)),
+                0..20,
+            ),
+        ) {
+            let (mut kept, mut read, mut stamp) = (SourceRate::default(), 1_u64, 1_800_000_000_000_000_u64);
+            for (pause, set, distances) in batches {
+                read += pause;
+                stamp = set.unwrap_or(stamp);
+                let samples = distances.into_iter().map(|distance| {
+                    stamp = stamp.saturating_add(distance);
+                    UtilizationSample { stamp: WallTime(stamp), percent: Percent(50.0) }
+                });
+                let batch = UtilizationSamples {
+                    gpu: GpuUuid::parse("GPU-1").unwrap(),
+                    read_at: Monotonic(read),
+                    samples: samples.collect(),
+                };
+                let placed = kept.add(&batch);
+                let is_empty = batch.samples.is_empty();
+                proptest::prop_assert!(placed.windows(2).all(|pair| pair[0].0 < pair[1].0));
+                let times: Vec<Monotonic> = kept.samples().map(|(at, _)| at).collect();
+                proptest::prop_assert!(times.len() <= MAX_SAMPLES && times.windows(2).all(|pair| pair[0] < pair[1]));
+                proptest::prop_assert!(is_empty || times.iter().all(|at| at.0.saturating_add(nanos(SOURCE_SPAN)) > read));
+                let (newest, _) = kept.newest();
+                proptest::prop_assert!(newest.len() <= ANALYZED && newest.windows(2).all(|pair| pair[0].at < pair[1].at));
+            }
+        }
+    }
 }

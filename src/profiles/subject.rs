@@ -17,6 +17,8 @@ use timeseries::Counter;
 /// Time that `recent` shows of a load without a period, and the number of cycles of one with a period.
 const RECENT_SPAN: Duration = Duration::from_secs(900);
 const RECENT_CYCLES: u32 = 4;
+/// A series without a value for so many steps has ended: a reading may come late, and one or two may fail.
+const STEPS_TO_END: u32 = 4;
 
 /// How often a quantity is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +118,13 @@ impl SubjectSeries {
         self.history.add(at, value);
     }
 
+    /// Whether no value has come for a while, and what is shown still follows from those before.
+    pub(crate) fn outlives_its_values(&self, now: Monotonic) -> bool {
+        let newest = self.last.map_or(Monotonic(0), |(at, _)| at);
+        let has_ended = now.since(newest) > self.history.fine().step().saturating_mul(STEPS_TO_END);
+        has_ended && (self.findings.says_near() || self.cycles.publishes_near())
+    }
+
     /// Forgets what has times of the wall clock: the steps that wait, and the verdicts on the tiers on disk.
     pub(crate) fn forget_steps(&mut self) {
         self.history.forget_steps();
@@ -151,6 +160,7 @@ impl SubjectSeries {
             quantity: self.quantity,
             cycles,
             analyzed_at,
+            hour_analyzed_at: self.findings.hour_analyzed_at,
             trend: self.findings.trend(),
             leak_per_hour: self.findings.leak_per_hour(),
             forecasts: self.findings.forecasts(),

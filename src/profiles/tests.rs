@@ -5,14 +5,16 @@ use crate::history::MAX_PENDING;
 use crate::recorder::{MAX_SERIES, Periods, Recorder, RecorderEvent};
 use model::Reading;
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, Qos};
-use model::gpu::GpuSample;
+use model::gpu::{GpmSample, GpuSample, MigSample};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::observation::CgroupPass;
 use model::time::{Monotonic, Now, WallTime};
-use model::unit::{Bytes, Nanos, Percent, Watts};
+use model::unit::{Bytes, Nanos, Percent, Ratio, Watts};
 use model::utilization::{UtilizationSample, UtilizationSamples};
 use model::view::{ContainerRates, GpuUse, NodeView, PodView};
-use model::workload_profile::{JobKind, ProfiledQuantity, ProfiledSubject, VerdictKind, WorkloadProfiles};
+use model::workload_profile::{
+    JobKind, ProfiledQuantity, ProfiledSubject, VerdictKind, WorkloadProfile, WorkloadProfiles,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -138,35 +140,39 @@ fn gpus_and_pods_are_profiled_and_a_pod_that_is_gone_is_not() {
     assert!(!quantities(&recorder.profiles(now), &ProfiledSubject::Pod(pod(2))).is_empty(), "the pass has it");
 }
 
-/// Longest time until the period of a short cycle is shown.
+/// Longest time until the period of a short cycle is shown, and after its end until it is not.
 const SHOWN_AFTER: u64 = 180;
 
 #[test]
-fn a_cycle_of_six_seconds_is_shown_within_three_minutes_with_and_without_samples_of_the_driver() {
+fn a_cycle_of_six_seconds_is_shown_and_withdrawn_within_three_minutes_with_and_without_samples_of_the_driver() {
     for samples_a_second in [0, 6] {
         let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
-        let load = |micros: u64| if micros % 6_000_000 < 3_600_000 { 95.0 } else { 5.0 };
-        for second in 0..SHOWN_AFTER {
-            let now = now(second);
-            let reading = sample(load(second * 1_000_000), 5.0, now);
-            recorder.apply(RecorderEvent::Gpu(&gpu(0), &reading), now.monotonic);
-            if second % 5 == 4 && samples_a_second > 0 {
-                let samples = (0..5 * samples_a_second).map(|number| {
-                    let before = (5 * samples_a_second - number) * 1_000_000 / samples_a_second;
-                    let stamp = WallTime((now.wall.0 + 1_000_000).saturating_sub(before));
-                    UtilizationSample { stamp, percent: Percent(load(stamp.0 - MONDAY)) }
-                });
-                let batch = UtilizationSamples { gpu: gpu(0), read_at: now.monotonic, samples: samples.collect() };
-                recorder.apply(RecorderEvent::Utilization(&batch), now.monotonic);
+        let runs = |micros: u64| micros < SHOWN_AFTER * 1_000_000 && micros % 6_000_000 < 3_600_000;
+        let load = |micros: u64| if runs(micros) { 95.0 } else { 5.0 };
+        let mut play = |seconds: std::ops::Range<u64>| {
+            for second in seconds.clone() {
+                let now = now(second);
+                let reading = sample(load(second * 1_000_000), 5.0, now);
+                recorder.apply(RecorderEvent::Gpu(&gpu(0), &reading), now.monotonic);
+                if second % 5 == 4 && samples_a_second > 0 {
+                    let samples = (0..5 * samples_a_second).map(|number| {
+                        let before = (5 * samples_a_second - number) * 1_000_000 / samples_a_second;
+                        let stamp = WallTime((now.wall.0 + 1_000_000).saturating_sub(before));
+                        UtilizationSample { stamp, percent: Percent(load(stamp.0 - MONDAY)) }
+                    });
+                    let batch = UtilizationSamples { gpu: gpu(0), read_at: now.monotonic, samples: samples.collect() };
+                    recorder.apply(RecorderEvent::Utilization(&batch), now.monotonic);
+                }
+                recorder.close_steps(now.monotonic);
+                analyze(&mut recorder, now);
             }
-            recorder.close_steps(now.monotonic);
-            analyze(&mut recorder, now);
-        }
-        let profiles = recorder.profiles(now(SHOWN_AFTER));
-        let used = profiles.profiles.iter().find(|one| one.quantity == ProfiledQuantity::Utilization).unwrap();
-        let verdict = used.cycles.as_ref().unwrap();
+            used(&recorder, now(seconds.end)).unwrap().cycles
+        };
+        let verdict = play(0..SHOWN_AFTER).unwrap();
         let found = verdict.period.as_ref().unwrap_or_else(|| panic!("{verdict:?}")).length.as_secs_f64();
         assert!((found - 6.0).abs() < 0.3, "{samples_a_second} samples a second: {found}");
+        let ended = play(SHOWN_AFTER..2 * SHOWN_AFTER);
+        assert!(ended.as_ref().is_none_or(|verdict| verdict.period.is_none()), "{samples_a_second}: {ended:?}");
     }
 }
 
@@ -213,6 +219,123 @@ fn the_pair_of_the_file_counts_also_if_the_clocks_are_tied_already() {
     for jump in [3_600_000_000, 30_000_000, 300_000] {
         assert_eq!(played(jump), played(0), "{jump}");
     }
+}
+
+/// The only profile of this quantity.
+fn profile_of(recorder: &Recorder, quantity: ProfiledQuantity, now: Now) -> WorkloadProfile {
+    let all = recorder.profiles(now).profiles;
+    let mut found = all.into_iter().filter(|one| one.quantity == quantity);
+    let first = found.next().unwrap();
+    assert!(found.next().is_none());
+    first
+}
+
+#[test]
+fn an_idle_gpu_whose_own_samples_end_is_constant() {
+    let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+    for second in 0..1500 {
+        let now = now(second);
+        recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(0.0, 0.0, now)), now.monotonic);
+        if second < 100 && second % 5 == 4 {
+            let samples = (0..30_u64).map(|number| UtilizationSample {
+                stamp: WallTime(now.wall.0 - 5_000_000 + (number + 1) * 166_000),
+                percent: Percent(0.0),
+            });
+            let batch = UtilizationSamples { gpu: gpu(0), read_at: now.monotonic, samples: samples.collect() };
+            recorder.apply(RecorderEvent::Utilization(&batch), now.monotonic);
+        }
+        analyze(&mut recorder, now);
+        let cycles = used(&recorder, now).and_then(|one| one.cycles);
+        assert!(cycles.is_none_or(|cycles| cycles.kind == VerdictKind::Aperiodic), "{second}");
+    }
+    let cycles = profile_of(&recorder, ProfiledQuantity::Utilization, now(1500)).cycles.unwrap();
+    assert_eq!(&*cycles.reason, "all values are equal");
+}
+
+fn used(recorder: &Recorder, now: Now) -> Option<WorkloadProfile> {
+    recorder.profiles(now).profiles.into_iter().find(|one| one.quantity == ProfiledQuantity::Utilization)
+}
+
+#[test]
+fn a_pod_that_has_left_the_gpu_has_no_period_and_no_forecast_of_its_use() {
+    const ENDS: u64 = 1500;
+    let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+    let of = |recorder: &Recorder, second| profile_of(recorder, ProfiledQuantity::SmUse, now(second));
+    for second in (0..ENDS + 3600).step_by(5) {
+        let now = now(second);
+        let mut view = view(0..1, now);
+        let busy = if second % 60 < 25 { 90.0 } else { 10.0 };
+        view.pods[0].gpus[0].sm = Reading::Measured(Percent(busy), now.monotonic);
+        if second >= ENDS {
+            view.pods[0].gpus.clear();
+        }
+        recorder.apply(RecorderEvent::View(&view), now.monotonic);
+        recorder.close_steps(now.monotonic);
+        analyze(&mut recorder, now);
+        if second == ENDS {
+            let profile = of(&recorder, second);
+            assert!(profile.cycles.is_some_and(|cycles| cycles.period.is_some()) && !profile.forecasts.is_empty());
+        }
+        if second == ENDS + 400 {
+            assert_eq!(of(&recorder, second).forecasts, [], "nothing is forecast from values that have ended");
+        }
+    }
+    let profile = of(&recorder, ENDS + 3600);
+    assert_eq!((profile.cycles, profile.trend, profile.next_hour_maximum), (None, None, None));
+}
+
+#[test]
+fn forecasts_of_a_percentage_stay_within_what_it_can_be() {
+    let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+    for second in 0..900 {
+        let now = now(second);
+        // Busy and idle for times without a rule.
+        let busy = (second / 7).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 0;
+        recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(if busy { 99.0 } else { 1.0 }, 5.0, now)), now.monotonic);
+        analyze(&mut recorder, now);
+        for forecast in used(&recorder, now).map(|one| one.forecasts).unwrap_or_default() {
+            assert!(0.0 <= forecast.low && forecast.low <= forecast.value, "{forecast:?}");
+            assert!(forecast.value <= forecast.high && forecast.high <= 100.0, "{forecast:?}");
+        }
+    }
+}
+
+#[test]
+fn a_mig_instance_has_a_history_by_its_own_uuid_and_no_job() {
+    let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+    let uuid = GpuUuid::parse("MIG-1").unwrap();
+    for second in 0..1200 {
+        let now = now(second);
+        let mut sample = sample(0.0, 0.0, now);
+        let mut instance = MigSample {
+            uuid: uuid.clone(),
+            memory_used: Reading::Measured(Bytes(3 << 30), now.monotonic),
+            memory_free: Reading::NOT_YET,
+            memory_reserved: Reading::NOT_YET,
+            gpm: GpmSample::default(),
+        };
+        if second % 5 == 0 {
+            let active = if second % 60 < 25 { 0.9 } else { 0.1 };
+            instance.gpm.graphics_active = Reading::Measured(Ratio(active), now.monotonic);
+        }
+        sample.mig = vec![instance];
+        recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample), now.monotonic);
+        recorder.close_steps(now.monotonic);
+        analyze(&mut recorder, now);
+    }
+    let profiles = recorder.profiles(now(1200));
+    let subject = ProfiledSubject::Gpu(uuid.clone());
+    assert_eq!(
+        quantities(&profiles, &subject),
+        BTreeSet::from([ProfiledQuantity::Utilization, ProfiledQuantity::GpuMemory]),
+        "its memory copies were not read"
+    );
+    let used =
+        profiles.profiles.iter().find(|one| (&one.subject, one.quantity) == (&subject, ProfiledQuantity::Utilization));
+    let period = used.unwrap().cycles.as_ref().and_then(|cycles| cycles.period.as_ref()).unwrap().length;
+    assert!((period.as_secs_f64() - 60.0).abs() < 3.0, "{period:?}");
+    assert!(used.unwrap().recent.iter().flatten().all(|percent| (9.0..=91.0).contains(percent)), "{used:?}");
+    assert!(profiles.jobs.iter().all(|job| job.gpu != uuid), "Alnair knows no instances");
 }
 
 #[test]

@@ -26,7 +26,7 @@ mod typical;
 mod tests;
 
 use std::fmt;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use crate::series::Series;
@@ -109,6 +109,13 @@ pub enum Reason {
         needed: f64,
         /// The length.
         period: Duration,
+    },
+    /// It repeated, and does so no longer.
+    Ended {
+        /// The length of its cycles.
+        period: Duration,
+        /// How long ago the last cycle ended.
+        before: Duration,
     },
     /// The best length was seen too few times.
     TooFewCycles {
@@ -198,6 +205,9 @@ impl fmt::Display for Reason {
                     Seconds(*period)
                 )
             }
+            Self::Ended { period, before } => {
+                write!(to, "cycles of {} ended {} before the last value", Seconds(*period), Seconds(*before))
+            }
             Self::TooFewCycles { cycles, period } => {
                 write!(to, "only {cycles:.1} cycles of {} were seen, at least 4 are needed", Seconds(*period))
             }
@@ -264,7 +274,7 @@ const NEARLY_MULTIPLE: f64 = 0.1;
 /// load of 50 %.
 const STILL: f64 = 0.02;
 
-/// A rest at the begin of a series that is so many times as long as the longest one after it is no part of a cycle: among cycles that
+/// A rest at an end of a series that is so many times as long as the longest one within it is no part of a cycle: among cycles that
 /// vary by 15 %, hardly one is twice as long as the second longest.
 const LONGER_REST: f64 = 2.0;
 
@@ -274,37 +284,44 @@ const MOST_STARTS: usize = 4096;
 /// Alternatives at most: day, week, and two by chance.
 const MOST_ALTERNATIVES: usize = 4;
 
-/// Looks for the period of a series. Takes O(n log n) time.
+/// Looks for the period of a series. Takes O(n log n) time. The time before a load begins and after it has ended does not count:
+/// whether cycles reach the end of the series follows from their starts.
 #[must_use]
 pub fn find_period(series: &Series) -> Verdict {
-    let before = idle_head(series.values());
-    if before == 0 {
+    let loaded = loaded(series.values());
+    if loaded.len() == series.len() {
         return judge(series);
     }
-    let mut verdict = judge(&series.slice(before..series.len()));
+    let mut verdict = judge(&series.slice(loaded.clone()));
     if let Verdict::Periodic(period) = &mut verdict {
-        period.starts.iter_mut().for_each(|start| *start += before as f64);
+        period.starts.iter_mut().for_each(|start| *start += loaded.start as f64);
     }
     verdict
 }
 
-/// Points before a load begins. They are left out if they are too many to be a part of a cycle: a large part of the series, or many
-/// more than stay at that level anywhere else.
-fn idle_head(values: &[f64]) -> usize {
+/// The points without those before a load begins and after it has ended.
+fn loaded(values: &[f64]) -> Range<usize> {
     let (low, high) = values
         .iter()
         .filter(|value| !value.is_nan())
         .fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(*value), high.max(*value)));
-    let Some(first) = values.first() else { return 0 };
     let still = STILL * (high - low);
-    let is_still = |value: &f64| (*value - first).abs() <= still;
-    let same = values.iter().take_while(|value| is_still(value)).count();
-    let load = &values[same..];
-    let rests = load.chunk_by(|one, other| is_still(one) == is_still(other));
-    let longest = rests.filter(|rest| rest.first().is_some_and(is_still)).map(<[f64]>::len).max().unwrap_or(0);
-    let is_odd = same >= FEWEST_VALUES && same as f64 > LONGER_REST * longest as f64;
-    let is_long = same as f64 > LONGEST * values.len() as f64;
-    if (is_odd || is_long) && load.len() >= FEWEST_VALUES { same } else { 0 }
+    let is_at = |level: f64, value: f64| (value - level).abs() <= still;
+    let (Some(first), Some(last)) = (values.first(), values.last()) else { return 0..0 };
+    let head = values.iter().take_while(|value| is_at(*first, **value)).count();
+    let tail = values[head..].iter().rev().take_while(|value| is_at(*last, **value)).count();
+    let load = &values[head..values.len() - tail];
+    // A rest at an end is no part of a cycle if it is a large part of the series, or many more than stay at its level elsewhere.
+    let is_no_part = |rest: usize, level: f64| {
+        let runs = load.chunk_by(|one, other| is_at(level, *one) == is_at(level, *other));
+        let rests = runs.filter(|run| run.first().is_some_and(|value| is_at(level, *value)));
+        let longest = rests.map(<[f64]>::len).max().unwrap_or(0);
+        let is_odd = rest >= FEWEST_VALUES && rest as f64 > LONGER_REST * longest as f64;
+        load.len() >= FEWEST_VALUES && (is_odd || rest as f64 > LONGEST * values.len() as f64)
+    };
+    let begin = if is_no_part(head, *first) { head } else { 0 };
+    let end = if is_no_part(tail, *last) { values.len() - tail } else { values.len() };
+    begin..end
 }
 
 fn judge(series: &Series) -> Verdict {

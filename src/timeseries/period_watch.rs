@@ -267,4 +267,24 @@ mod tests {
         }
         assert_eq!(published(&watch), Some("aperiodic"));
     }
+
+    proptest::proptest! {
+        /// All of these windows hold the same moment.
+        #[test]
+        fn verdicts_on_common_data_are_never_published(
+            verdicts in proptest::collection::vec((0_u64..100, 0_usize..4), 0..60),
+        ) {
+            let mut watch = PeriodWatch::new();
+            for (start, verdict) in verdicts {
+                let verdict = match verdict {
+                    0 => periodic(10.0),
+                    1 => periodic(10.3),
+                    2 => Verdict::Aperiodic(Reason::Constant),
+                    _ => Verdict::Unknown(Reason::NoCandidate),
+                };
+                watch.apply(&verdict, window(start));
+                proptest::prop_assert_eq!(published(&watch), None);
+            }
+        }
+    }
 }

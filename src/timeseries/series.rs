@@ -324,4 +324,24 @@ mod tests {
         assert_eq!(points(&series.slice(1..9)), [Some(2.0), Some(3.0)]);
         assert!(series.slice(7..9).is_empty());
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_samples_make_a_long_series_or_values_that_are_not_finite(
+            samples in proptest::collection::vec((0_u64..1 << 40, proptest::prelude::any::<f64>()), 0..60),
+            in_order in proptest::prelude::any::<bool>(),
+            step in proptest::option::of(0_u64..1 << 36),
+        ) {
+            let mut samples: Vec<Sample> =
+                samples.into_iter().map(|(at, value)| Sample { at: Duration::from_nanos(at), value }).collect();
+            if in_order {
+                samples.sort_by_key(|sample| sample.at);
+            }
+            if let Ok(series) = Series::resampled(&samples, step.map(Duration::from_nanos)) {
+                proptest::prop_assert!(series.len() <= MAX_POINTS && series.len() + series.left_out() >= samples.len().min(1));
+                proptest::prop_assert!(series.iter().flatten().all(f64::is_finite) && !series.step().is_zero());
+                proptest::prop_assert!(!in_order || series.left_out() < samples.len().max(1));
+            }
+        }
+    }
 }

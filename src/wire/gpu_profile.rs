@@ -1,15 +1,15 @@
 //! The profile of a GPU on its Node (`gpu-steward.io/gpu-N-profile`): JSON with a verdict and forecasts for each quantity.
 //!
 //! ```text
-//!   {"gpu":"GPU-…","at":1795256507,
+//!   {"gpu":"GPU-…","at":1795256507,"hour_at":1795255900,
 //!    "utilization":{"verdict":"periodic","period_seconds":6.02,"interval_seconds":[5.98,6.05],"score":0.94,"cycles":20,
 //!                   "forecasts":{"30":[50.0,3.0,97.0],"300":[51.0,3.0,98.0]},"next_hour_maximum":99.0},
 //!    "memory_copy":{"verdict":"aperiodic"},"gpu_memory":{…},"power":{…}}
 //! ```
 //!
 //! Percent, bytes and watts. `interval_seconds` is the 90 % interval of the period. A forecast has the seconds after `at` (Unix
-//! seconds) as its key, and the expected value with both ends of its 90 % interval as its value. `"simulated":true` marks simulated
-//! GPUs. What is not known is left out.
+//! seconds) as its key, and the expected value with both ends of its 90 % interval as its value. The forecast of an hour (3600) and
+//! `next_hour_maximum` count from `hour_at`. `"simulated":true` marks simulated GPUs. What is not known is left out.
 //!
 //! What must never happen here: a text that is longer than [`MAX_TEXT`].
 
@@ -37,6 +37,8 @@ const MICROS: u64 = 1_000_000;
 struct Profile {
     gpu: String,
     at: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hour_at: Option<u64>,
     #[serde(default, skip_serializing_if = "is_false")]
     simulated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,6 +85,7 @@ pub fn encode(profile: &GpuProfile) -> String {
         let text = serde_json::to_string(&Profile {
             gpu: profile.gpu.as_str().to_owned(),
             at: profile.at.0 / MICROS,
+            hour_at: profile.hour_at.map(|at| at.0 / MICROS),
             simulated: profile.simulated,
             utilization: of(ProfiledQuantity::Utilization),
             memory_copy: of(ProfiledQuantity::MemoryCopy),
@@ -119,6 +122,7 @@ pub fn decode(text: &str) -> Result<GpuProfile, DecodeError> {
     Ok(GpuProfile {
         gpu: GpuUuid::parse(&profile.gpu).map_err(|error| wrong(error.to_string()))?,
         at: WallTime(profile.at.saturating_mul(MICROS)),
+        hour_at: profile.hour_at.map(|at| WallTime(at.saturating_mul(MICROS))),
         simulated: profile.simulated,
         quantities,
     })

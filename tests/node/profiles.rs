@@ -5,9 +5,11 @@ use crate::driver::fake;
 use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
+use lab::pods::Pods;
 use lab::prometheus::Prometheus;
 use lab::scenario::{self, FakeGpu, Program, ReadingKind, Scenario, Value, fake_gpus};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use wire::timestamp;
@@ -17,6 +19,8 @@ const PERIOD: f64 = 6.0;
 /// Longest time until the period is published. A GPU is analysed every 30 s, and a second analysis must agree on values that
 /// the first one did not see.
 const PUBLISHED: Duration = Duration::from_secs(180);
+/// Longest time until a pod is analysed for the first time: pods are analysed every five minutes, spread over that time.
+const POD_ANALYSED: Duration = Duration::from_secs(330);
 /// Longest wait for the first values: tests run while other code compiles.
 const SOON: Duration = Duration::from_secs(30);
 
@@ -156,6 +160,37 @@ fn the_history_of_a_gpu_is_read_as_json_csv_and_a_table() {
     assert!(table.starts_with("gpu/0/utilization of ") && table.contains("(simulated GPUs)"), "{table}");
     let (json, _) = history(&["-o", "json"]);
     assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap()["unit"], "ratio");
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn a_pod_has_a_history_and_a_profile_until_it_is_gone() {
+    let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
+    let uid = pods.add(0x51, 1, &["sleep", "1000"]).unwrap().uid.clone();
+    let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--slow-period", "1s").launch();
+    for quantity in ["cpu", "memory"] {
+        let points = eventually("ten values", SOON, || {
+            let points = history(&agent, &format!("series=pod/{uid}/{quantity}&from=-5m&step=1s"));
+            (points.len() >= 10).then_some(points)
+        });
+        let least = points.iter().map(|(_, mean)| *mean).fold(f64::MAX, f64::min);
+        assert!(least >= 0.0 && (quantity == "memory" || least < 0.5), "it sleeps: {quantity}: {points:?}");
+    }
+    let profile = |quantity: &str| {
+        let answer = agent.get("/api/v1/profile?subject=pod");
+        let document = (answer.status == 200).then(|| answer.json())?;
+        let is_it = |one: &&serde_json::Value| one["pod_uid"] == uid.as_str() && one["quantity"] == quantity;
+        document["profiles"].as_array()?.iter().find(is_it).cloned()
+    };
+    let memory = eventually("a profile of its memory with its last values", POD_ANALYSED, || {
+        profile("memory").filter(|one| one["recent"].as_array().is_some_and(|recent| !recent.is_empty()))
+    });
+    assert_eq!((&memory["unit"], &memory["gpu"]), (&"bytes".into(), &serde_json::Value::Null), "{memory}");
+    assert_eq!(memory["series"], format!("pod/{uid}/memory"));
+    assert_eq!(profile("gpu_memory"), None, "a pod without a GPU uses none of its memory, not 0");
+    assert!(pods.remove_last());
+    eventually("the end of its profile", SOON, || profile("memory").is_none().then_some(()));
+    assert_eq!(agent.terminate().status.code(), Some(0));
 }
 
 /// Bad input: the driver's clock jumps, and the machine's does not.

@@ -84,6 +84,7 @@ fn profiles(seconds: Option<u64>, verdict_known: bool) -> WorkloadProfiles {
         quantity: ProfiledQuantity::Utilization,
         cycles: verdict_known.then_some(verdict),
         analyzed_at: Monotonic(1),
+        hour_analyzed_at: None,
         trend: None,
         leak_per_hour: None,
         forecasts: Vec::new(),

@@ -4,12 +4,18 @@ use model::id::NodeName;
 use model::observation::GpuSourceState;
 use model::process::{GpuProcessKind, ProcessOwner};
 use model::reading::Reading;
-use model::time::{Monotonic, Now};
+use model::time::{Monotonic, Now, WallTime};
 use model::unit::Percent;
 use model::workload_profile::{CycleVerdict, JobKind, ProfiledForecast, RecorderState, VerdictKind};
 use std::sync::Arc;
 
 const AT: WallTime = WallTime(1_800_000_000_000_000);
+/// The clock that ages are of, at [`AT`].
+const SECONDS: u64 = 5000;
+
+fn now() -> Now {
+    Now { monotonic: Monotonic(SECONDS * 1_000_000_000), wall: AT }
+}
 
 fn m<T>(value: T) -> Reading<T> {
     Reading::Measured(value, Monotonic(1))
@@ -76,6 +82,7 @@ fn load(index: u32, quantity: ProfiledQuantity, verdict: Option<CycleVerdict>) -
         quantity,
         cycles: verdict,
         analyzed_at: Monotonic(1),
+        hour_analyzed_at: None,
         trend: None,
         leak_per_hour: None,
         forecasts: vec![forecast],
@@ -94,7 +101,7 @@ fn cyclic() -> GpuSnapshot {
     let processes = vec![process(8, m(Bytes(GIB + 1))), process(7, m(Bytes(1)))];
     let view = node(vec![seen(0, m(Bytes(2 * GIB)), processes)], false);
     let all = profiles(vec![job(0, Some(6), (66.0, 97.0))], Vec::new());
-    describe(&view, &all, AT).gpus.remove(0).snapshot.unwrap()
+    describe(&view, &all, now()).gpus.remove(0).snapshot.unwrap()
 }
 
 #[test]
@@ -113,11 +120,12 @@ fn a_gpu_is_described_in_alnairs_units() {
         }
     );
     let mut first = seen(0, m(Bytes(0)), Vec::new());
-    assert_eq!(describe(&node(vec![first.clone()], false), &profiles(vec![], vec![]), AT).facts, None, "too early");
+    assert_eq!(describe(&node(vec![first.clone()], false), &profiles(vec![], vec![]), now()).facts, None, "too early");
     let mut sample = (*first.sample).clone();
     (sample.hardware.pcie_generation, sample.hardware.pcie_width) = (m(1), m(16));
     first.sample = Arc::new(sample);
-    let described = describe(&node(vec![first, seen(1, m(Bytes(1)), Vec::new())], true), &profiles(vec![], vec![]), AT);
+    let described =
+        describe(&node(vec![first, seen(1, m(Bytes(1)), Vec::new())], true), &profiles(vec![], vec![]), now());
     let facts = GpuStatic { count: 2, model: "H100".into(), memory_gib: 12, pcie: Some((1, 16)) };
     assert_eq!(described.facts, Some(facts));
 }
@@ -126,14 +134,14 @@ fn a_gpu_is_described_in_alnairs_units() {
 fn what_is_not_known_is_not_described() {
     let unknown = Reading::Absent(Absence::NotSupported);
     let view = node(vec![seen(0, unknown, Vec::new()), seen(1, m(Bytes(1)), Vec::new())], false);
-    let described = describe(&view, &profiles(vec![job(0, None, (1.0, 2.0))], Vec::new()), AT);
+    let described = describe(&view, &profiles(vec![job(0, None, (1.0, 2.0))], Vec::new()), now());
     let [memory_unknown, load_unknown]: [ProfiledGpu; 2] = described.gpus.try_into().unwrap();
     assert_eq!((memory_unknown.snapshot, memory_unknown.job), (None, Some(JobKind::Others)));
     assert_eq!((load_unknown.snapshot, load_unknown.job, load_unknown.profile), (None, None, None));
     let mut hidden = seen(0, m(Bytes(1)), vec![process(7, Reading::Absent(Absence::NotSupported))]);
     let described = |seen: &GpuView| {
         let all = profiles(vec![job(0, None, (1.0, 2.0))], Vec::new());
-        describe(&node(vec![seen.clone()], true), &all, AT).gpus.remove(0).snapshot.unwrap()
+        describe(&node(vec![seen.clone()], true), &all, now()).gpus.remove(0).snapshot.unwrap()
     };
     let shown = described(&hidden);
     assert_eq!((shown.processes, shown.listed.len(), shown.simulated), (Some(1), 0, true));
@@ -183,7 +191,7 @@ fn a_verdict_flips_and_a_period_moves_by_more_than_its_interval() {
     let view = node(vec![seen(0, m(Bytes(1)), Vec::new())], false);
     let with = |verdict: Option<CycleVerdict>| {
         let loads = vec![load(0, ProfiledQuantity::Utilization, verdict), load(1, ProfiledQuantity::MemoryCopy, None)];
-        describe(&view, &profiles(Vec::new(), loads), AT).gpus.remove(0).profile.unwrap()
+        describe(&view, &profiles(Vec::new(), loads), now()).gpus.remove(0).profile.unwrap()
     };
     let shown = with(Some(cycles(Some(6.0), 0.1)));
     assert_eq!(shown.quantities.len(), 1, "the other one is of another GPU");
@@ -199,4 +207,25 @@ fn a_verdict_flips_and_a_period_moves_by_more_than_its_interval() {
     }
     let other = GpuProfile { gpu: GpuUuid::parse("GPU-9").unwrap(), ..shown.clone() };
     assert_eq!(profile_differs(&shown, &other), Changed, "the index belongs to another GPU now");
+}
+
+#[test]
+fn forecasts_count_from_their_analyses() {
+    let view = node(vec![seen(0, m(Bytes(1)), Vec::new())], false);
+    let at = |seconds: u64| Monotonic(seconds * 1_000_000_000);
+    let of = |quantity, near, hour| WorkloadProfile {
+        analyzed_at: at(near),
+        hour_analyzed_at: hour,
+        ..load(0, quantity, Some(cycles(None, 0.0)))
+    };
+    let loads = vec![
+        of(ProfiledQuantity::Utilization, SECONDS - 10, Some(at(SECONDS - 300))),
+        of(ProfiledQuantity::MemoryCopy, SECONDS - 25, Some(at(SECONDS - 900))),
+        of(ProfiledQuantity::GpuMemory, SECONDS - 5, None),
+    ];
+    let described = |now| describe(&view, &profiles(Vec::new(), loads.clone()), now).gpus.remove(0).profile.unwrap();
+    let first = described(now());
+    assert_eq!((first.at, first.hour_at), (WallTime(AT.0 - 25_000_000), Some(WallTime(AT.0 - 900_000_000))));
+    let later = Now { monotonic: at(SECONDS + 10), wall: WallTime(AT.0 + 10_000_000) };
+    assert_eq!(described(later), first, "nothing was analysed since");
 }

@@ -5,7 +5,7 @@ use model::id::PodRef;
 use model::time::{Monotonic, WallTime};
 use model::workload_profile::{
     CyclePeriod, CycleVerdict, GpuJob, JobKind, ProfiledForecast, ProfiledQuantity, ProfiledSubject, ProfiledTrend,
-    RecorderState, VerdictKind, WorkloadProfile, WorkloadProfiles,
+    RecorderState, TrendDirection, VerdictKind, WorkloadProfile, WorkloadProfiles,
 };
 use std::time::Duration;
 
@@ -19,7 +19,12 @@ pub(crate) fn small() -> WorkloadProfiles {
         profiles: vec![
             WorkloadProfile {
                 cycles: Some(periodic(6.0)),
-                trend: Some(ProfiledTrend { per_hour: 0.5, low: -0.25, high: 1.25 }),
+                trend: Some(ProfiledTrend {
+                    per_hour: 0.5,
+                    low: 0.25,
+                    high: 1.25,
+                    direction: Some(TrendDirection::Rising),
+                }),
                 forecasts: vec![
                     forecast(30, [80.0, 10.0, 95.0]),
                     forecast(300, [75.0, 5.0, 95.0]),
@@ -101,6 +106,7 @@ fn empty(subject: ProfiledSubject, quantity: ProfiledQuantity) -> WorkloadProfil
         quantity,
         cycles: None,
         analyzed_at: Monotonic(90_000_000_000),
+        hour_analyzed_at: Some(Monotonic(80_000_000_000)),
         trend: None,
         leak_per_hour: None,
         forecasts: Vec::new(),

@@ -81,6 +81,18 @@ fn a_load_that_begins_in_the_window_is_judged_from_its_start() {
 }
 
 #[test]
+fn cycles_that_have_ended_are_counted_to_their_end() {
+    for (before, after) in [(0, 400), (400, 400), (90, 120)] {
+        let idle = |count| std::iter::repeat_n(0.0, count);
+        let verdict = find_period(&series(idle(before).chain(cycles([25; 12])).chain(idle(after))));
+        assert!(is_near(&verdict, 25.0), "{before} and {after} idle: {verdict:?}");
+        let period = verdict.period().unwrap();
+        assert!((11..=12).contains(&period.cycles), "{verdict:?}");
+        assert!(period.starts.last().is_some_and(|last| *last <= (before + 300) as f64), "{verdict:?}");
+    }
+}
+
+#[test]
 fn a_load_stays_periodic_while_the_time_before_it_leaves_the_window() {
     // The step at its begin is higher than the cycles.
     let load = (0_u32..960).zip(noise(3)).map(|(second, noise)| 50.0 + f64::from(second % 47) / 2.0 + 10.0 * noise);

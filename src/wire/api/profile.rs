@@ -61,8 +61,11 @@ pub struct ProfileJson {
     pub quantity: String,
     /// `ratio`, `bytes`, `watts` or `cores`.
     pub unit: String,
-    /// Seconds since the analysis.
+    /// Seconds since the analysis of the history in memory, from which forecasts of less than an hour count.
     pub age_seconds: f64,
+    /// Seconds since the analysis of the minutes of the last day, from which the forecast of an hour and the maximum of the next hour
+    /// count; `None` without either.
+    pub hour_age_seconds: Option<f64>,
     /// Whether the load repeats; `None` until two analyses have agreed.
     pub cycles: Option<CyclesJson>,
     /// The change per hour; `None` where the history is too short.
@@ -116,6 +119,8 @@ pub struct TrendJson {
     pub low: f64,
     /// Upper end of the 90 % interval.
     pub high: f64,
+    /// `rising` or `falling`, if that is certain.
+    pub direction: Option<String>,
 }
 
 /// A forecast.
@@ -195,7 +200,12 @@ impl ProfileJson {
             ProfiledSubject::Pod(uid) => (None, Some(uid.to_string())),
         };
         let trend = profile.trend.and_then(|trend| {
-            Some(TrendJson { per_hour: plain(trend.per_hour)?, low: plain(trend.low)?, high: plain(trend.high)? })
+            Some(TrendJson {
+                per_hour: plain(trend.per_hour)?,
+                low: plain(trend.low)?,
+                high: plain(trend.high)?,
+                direction: trend.direction.map(|direction| direction.code().to_owned()),
+            })
         });
         let forecasts = profile.forecasts.iter().filter_map(|forecast| {
             Some(ForecastJson {
@@ -214,6 +224,7 @@ impl ProfileJson {
             quantity: quantity.code().to_owned(),
             unit: quantity.base_unit().to_owned(),
             age_seconds: ages.since(profile.analyzed_at),
+            hour_age_seconds: profile.hour_analyzed_at.map(|at| ages.since(at)),
             cycles: profile.cycles.as_ref().map(CyclesJson::of),
             trend,
             leak_per_hour: profile.leak_per_hour.and_then(plain),
@@ -318,6 +329,7 @@ mod tests {
             quantity,
             cycles: None,
             analyzed_at: Monotonic(1_000_000_000),
+            hour_analyzed_at: None,
             trend: None,
             leak_per_hour: None,
             forecasts: Vec::new(),

@@ -25,18 +25,19 @@ fn quantity(quantity: ProfiledQuantity, verdict: VerdictKind, forecasts: &[(u64,
 
 fn profile(quantities: Vec<QuantityProfile>) -> GpuProfile {
     let at = WallTime(1_795_256_507_000_000);
-    GpuProfile { gpu: GpuUuid::parse("GPU-5eed").unwrap(), at, simulated: false, quantities }
+    GpuProfile { gpu: GpuUuid::parse("GPU-5eed").unwrap(), at, hour_at: None, simulated: false, quantities }
 }
 
 #[test]
 fn a_profile_is_written_without_what_is_not_known() {
-    let whole = profile(vec![
+    let mut whole = profile(vec![
         quantity(ProfiledQuantity::Utilization, VerdictKind::Periodic, &[(30, 50.04), (300, 20.0)]),
         quantity(ProfiledQuantity::MemoryCopy, VerdictKind::Unknown, &[]),
         quantity(ProfiledQuantity::GpuMemory, VerdictKind::Aperiodic, &[(3600, 64_424_509_440.0)]),
     ]);
+    whole.hour_at = Some(WallTime(1_795_255_900_000_000));
     let text = concat!(
-        r#"{"gpu":"GPU-5eed","at":1795256507,"utilization":{"verdict":"periodic","period_seconds":6.0,"#,
+        r#"{"gpu":"GPU-5eed","at":1795256507,"hour_at":1795255900,"utilization":{"verdict":"periodic","period_seconds":6.0,"#,
         r#""interval_seconds":[5.96,6.032],"score":0.94,"cycles":20,"forecasts":{"30":[50.0,25.0,75.1],"#,
         r#""300":[20.0,10.0,30.0]},"next_hour_maximum":100.1},"memory_copy":{"verdict":"unknown"},"#,
         r#""gpu_memory":{"verdict":"aperiodic","forecasts":{"3600":[64424509440.0,32212254720.0,96636764160.0]},"#,
@@ -57,7 +58,8 @@ fn the_largest_profile_of_a_real_gpu_has_its_first_three_quantities() {
         quantity(of, VerdictKind::Periodic, &forecasts(value))
     });
     let gpu = GpuUuid::parse("GPU-51d00000-36c4-44e6-8000-0a699b560000").unwrap();
-    let text = encode(&GpuProfile { gpu, simulated: true, ..profile(all.into()) });
+    let hour_at = Some(WallTime(1_795_255_900_000_000));
+    let text = encode(&GpuProfile { gpu, hour_at, simulated: true, ..profile(all.into()) });
     assert!(text.len() <= MAX_TEXT, "{}", text.len());
     let kept = decode(&text).unwrap().quantities;
     assert!(kept.len() >= 3 && kept.iter().all(|one| one.forecasts.len() == 3), "{text}");
@@ -118,7 +120,7 @@ proptest! {
             ..quantity(kind, VerdictKind::Aperiodic, &forecasts)
         };
         let all = ProfiledQuantity::OF_GPU.into_iter().zip(&numbers).map(of).collect();
-        let text = encode(&GpuProfile { at: WallTime(at), ..profile(all) });
+        let text = encode(&GpuProfile { at: WallTime(at), hour_at: Some(WallTime(at)), ..profile(all) });
         prop_assert!(text.len() <= MAX_TEXT);
         let read = decode(&text);
         prop_assert!(read.is_ok(), "{}: {:?}", text, read);

@@ -1,5 +1,5 @@
-//! The power of an A100 whose load goes on and off every 0.104 s, while the driver refreshes the value every 0.1 s: the samples
-//! show a slow beat, which is not a period of the load.
+//! The power of an A100 whose load goes on and off faster than the driver refreshes the value, which is every 0.1 s: the samples show
+//! a slow beat, which is not a period of the load. Where a recording holds four beats, no detector can tell them from a period.
 
 use crate::competitors::{Autoperiod, alnair};
 use crate::data::{Table, recording};
@@ -9,22 +9,27 @@ use crate::table::Row;
 use std::time::Duration;
 use timeseries::{Sample, Series, Verdict, find_period};
 
-/// One row: the verdict for the whole recording.
+/// The verdict on a recording of 13 s, and in a report that on one of 200 s, which has no mark.
 pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, String> {
+    let recorded = |name: &str| Table::read(&recording(&options.data()?.join("nvidia-smi"), name));
     let table = match options.size {
-        Size::Full => Table::read(&recording(&options.data()?.join("nvidia-smi"), "5050_A100.gpudata"))?,
+        Size::Full => recorded("5050_A100.gpudata")?,
         Size::Quick | Size::Cut => Table::cut("nvidia-smi-a100.csv")?,
     };
-    let (times, watts) = (table.seconds("timestamp")?, table.numbers("power.draw")?);
-    let first = times.first().copied().flatten().unwrap_or(0.0);
-    let samples: Vec<Sample> = times
-        .into_iter()
-        .zip(watts)
-        .filter_map(|(time, value)| {
-            Some(Sample { at: Duration::try_from_secs_f64(time? - first).ok()?, value: value? })
-        })
-        .collect();
-    let series = Series::resampled(&samples, None).map_err(|error| format!("5050_A100: {error}"))?;
+    let mut rows = vec![short(options, &table)?];
+    if options.size == Size::Full {
+        let verdict = find_period(&power(&samples_of(&recorded("updatefreq_A100")?)?)?);
+        rows.push(
+            Row::new("power of an A100 for 200 s, likewise: a beat, which cannot be told from a period", "")
+                .result(format!("{}: {}", verdict.name(), verdict.reason())),
+        );
+    }
+    Ok(rows)
+}
+
+fn short(options: &Options, table: &Table) -> Result<Row, String> {
+    let samples = samples_of(table)?;
+    let series = power(&samples)?;
     let verdict = find_period(&series);
     let step = series.step().as_secs_f64();
     let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
@@ -34,13 +39,26 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, String> {
         Autoperiod::new(values.len()).period(&values, &mut Random::of("permutations", &[options.seeds.start]));
     let names_refresh = verdict.reason().contains("refresh");
     let is_met = !matches!(verdict, Verdict::Periodic(_)) && names_refresh;
-    Ok(vec![
-        Row::new(
-            "power of an A100, period 0.104 s, refreshed every 0.1 s",
-            "not periodic; the reason names the refresh",
-        )
-        .result(format!("{}: {}", verdict.name(), verdict.reason()))
-        .beside(answer(alnair(&values)), answer(autoperiod))
-        .met(is_met),
-    ])
+    let row = Row::new(
+        "power of an A100, period 0.104 s, refreshed every 0.1 s",
+        "not periodic; the reason names the refresh",
+    );
+    let row = row.result(format!("{}: {}", verdict.name(), verdict.reason()));
+    Ok(row.beside(answer(alnair(&values)), answer(autoperiod)).met(is_met))
+}
+
+fn power(samples: &[Sample]) -> Result<Series, String> {
+    Series::resampled(samples, None).map_err(|error| format!("power of an A100: {error}"))
+}
+
+/// The power in this table, with seconds since its first row.
+fn samples_of(table: &Table) -> Result<Vec<Sample>, String> {
+    let (times, watts) = (table.seconds("timestamp")?, table.numbers("power.draw")?);
+    let first = times.first().copied().flatten().unwrap_or(0.0);
+    let both = times.into_iter().zip(watts);
+    Ok(both
+        .filter_map(|(time, value)| {
+            Some(Sample { at: Duration::try_from_secs_f64(time? - first).ok()?, value: value? })
+        })
+        .collect())
 }

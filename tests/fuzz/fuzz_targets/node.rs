@@ -1,4 +1,5 @@
-//! The metadata of a Node: every input gives a Node or an error, and only a label that exists has a writer.
+//! The metadata of a Node: every input gives a Node or an error, only a label that exists has a writer, and a key of the load of its GPUs
+//! is read in its own form only.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -21,6 +22,9 @@ fuzz_target!(|bytes: &[u8]| {
             if let Some(other) = node.written_by_another(label, "us") {
                 assert!(node.written_by(label, other) && other != "us");
             }
+        }
+        for (text, _) in node.annotations() {
+            assert!(wire::profile_keys::ProfileKey::parse(text).is_none_or(|key| key.text() == *text));
         }
         assert!(node.label("absent").is_some() || node.written_by_another("absent", "").is_none());
     }

@@ -26,6 +26,7 @@ fn utilization(device: &str, kind: VerdictKind, period: Option<u64>, recent: Vec
         quantity: ProfiledQuantity::Utilization,
         cycles: Some(cycles),
         analyzed_at: Monotonic(1_000_000_000_000),
+        hour_analyzed_at: None,
         trend: None,
         leak_per_hour: None,
         forecasts: Vec::new(),
