@@ -3,11 +3,12 @@
 use crate::columns::{Choices, Columns};
 use crate::error::CsvError;
 use crate::gather::Gathered;
+use crate::grid::Grid;
 use crate::time::TimeForm;
 use std::time::Duration;
 use timeseries::{
-    Forecast, Leak, MAX_POINTS, Maximum, Quartiles, Series, SeriesError, Step, Trend, Verdict, find_period, fold,
-    forecast, leak, next_maximum, steps, trend,
+    Forecast, Leak, Maximum, Quartiles, Series, Step, Trend, Verdict, find_period, fold, forecast, leak, next_maximum,
+    steps, trend,
 };
 
 /// Horizons of forecasts, of which those count that are at least one step and of which the history has three.
@@ -25,6 +26,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 const MAXIMUM_QUANTILE: f64 = 0.9;
 /// Phases of the folded cycle: as many as fit into a line of a terminal.
 const PHASES: usize = 60;
+/// What sums of doubles are wrong by, at most, as a share of the largest value.
+const DUST: f64 = 1e-9;
 /// Points of the forecast in a picture.
 const PATH: u32 = 16;
 
@@ -51,52 +54,100 @@ pub struct Answer {
     pub(crate) cycle: Vec<Option<Quartiles>>,
     /// Forecasts on the way to the longest horizon, for pictures.
     pub(crate) path: Vec<Forecast>,
+    /// Samples before and after holes in the times, which are left out.
+    pub(crate) outside: usize,
+    /// Whether the step is longer than the usual distance of the samples.
+    pub(crate) is_coarse: bool,
     /// Time of the first value.
     pub(crate) origin: i64,
     pub(crate) form: TimeForm,
 }
 
-/// Analyses one series. Its samples have one distance if there is a `width`.
+/// Analyses one series. Its samples have one distance if there is a `width`. It may have a `share` of the points of all series.
 pub(crate) fn of(
     gathered: Gathered,
     columns: &Columns,
     choices: &Choices,
     width: Option<Duration>,
+    share: usize,
 ) -> Result<Answer, CsvError> {
     let Gathered { group, origin, samples } = gathered;
-    if samples.len() < 2 {
-        return Err(CsvError::TooFewRows { rows: samples.len() as u64 });
+    let refused = |why: String| CsvError::Option { option: "step", why };
+    let grid = Grid::of(&samples, width, share).map_err(|_| CsvError::TooFewRows { rows: samples.len() as u64 })?;
+    if grid.is_coarse && width.is_some() && width == choices.step {
+        return Err(refused("there would be too many points; choose a larger step".to_owned()));
     }
-    let series = match Series::resampled(&samples, width) {
-        // A hole of years between rows of milliseconds; the caller did not ask for this step.
-        Err(SeriesError::TooLong { .. }) if choices.step.is_none() => {
-            let span = samples.last().map_or(Duration::ZERO, |last| last.at);
-            let points = u32::try_from(MAX_POINTS / 2).unwrap_or(u32::MAX);
-            Series::resampled(&samples, Some(span / points))
-        }
-        series => series,
-    };
+    let series = grid.series().map_err(|error| refused(error.to_string()))?;
+    let before = grid.part.first().map_or(Duration::ZERO, |first| first.at);
+    let origin = origin.saturating_add_unsigned(u64::try_from(before.as_nanos()).unwrap_or(u64::MAX));
+    let (outside, is_coarse) = (samples.len() - grid.part.len(), grid.is_coarse);
     drop(samples);
-    let series = series.map_err(|error| CsvError::Option { option: "step", why: error.to_string() })?;
     let verdict = find_period(&series);
     let period = verdict.period();
     let horizons = if choices.horizons.is_empty() { fitting(&series) } else { choices.horizons.clone() };
-    let forecasts = horizons.iter().copied().zip(forecast(&series, &horizons, period)).collect();
+    let possible = Possible::of(&series, &columns.unit);
+    let made = forecast(&series, &horizons, period).into_iter().map(|made| made.map(|made| possible.forecast(made)));
+    let forecasts = horizons.iter().copied().zip(made).collect();
     let path = if choices.picture { path(&series, &horizons, &verdict) } else { Vec::new() };
+    let maximum = next_maximum(&series, HOUR, MAXIMUM_QUANTILE);
     Ok(Answer {
         group,
         trend: trend(&series),
-        steps: steps(&series),
+        steps: steps(&series).into_iter().map(|step| possible.step(step)).collect(),
         leak: period.and_then(|period| leak(&series, period)),
         forecasts,
-        next_hour_maximum: next_maximum(&series, HOUR, MAXIMUM_QUANTILE),
+        next_hour_maximum: maximum.map(|maximum| Maximum { value: possible.value(maximum.value), ..maximum }),
         cycle: period.map(|period| fold(&series, period, phases(&series, period.length))).unwrap_or_default(),
-        path,
+        path: path.into_iter().map(|made| possible.forecast(made)).collect(),
         verdict,
         series,
+        outside,
+        is_coarse,
         origin,
         form: columns.form,
     })
+}
+
+/// What the values of a series can be.
+#[derive(Clone, Copy, Debug)]
+struct Possible {
+    low: f64,
+    high: f64,
+    /// What is closer to 0 is an error of rounding.
+    dust: f64,
+}
+
+impl Possible {
+    /// Where no value was below 0, none will be; percent that were at most 100 stay so.
+    fn of(series: &Series, unit: &str) -> Possible {
+        let (low, high) = extent(series).unwrap_or((0.0, 0.0));
+        Possible {
+            low: if low < 0.0 { f64::NEG_INFINITY } else { 0.0 },
+            high: if unit == "%" && low >= 0.0 && high <= 100.0 { 100.0 } else { f64::INFINITY },
+            dust: low.abs().max(high.abs()) * DUST,
+        }
+    }
+
+    fn value(self, value: f64) -> f64 {
+        if value.abs() <= self.dust { 0.0 } else { value.max(self.low).min(self.high) }
+    }
+
+    fn forecast(self, forecast: Forecast) -> Forecast {
+        let (low, high) = forecast.interval;
+        let interval = (self.value(low), self.value(high));
+        Forecast { value: self.value(forecast.value), interval, ..forecast }
+    }
+
+    fn step(self, step: Step) -> Step {
+        Step { before: self.value(step.before), after: self.value(step.after), ..step }
+    }
+}
+
+/// The smallest and the largest value; `None` if all are gaps.
+fn extent(series: &Series) -> Option<(f64, f64)> {
+    let mut values = series.iter().flatten();
+    let first = values.next()?;
+    Some(values.fold((first, first), |(low, high), value| (low.min(value), high.max(value))))
 }
 
 /// The usual horizons that a series of this step and length has.
@@ -138,8 +189,6 @@ impl Answer {
 
     /// The smallest and the largest value; `None` if all are gaps.
     pub(crate) fn extent(&self) -> Option<(f64, f64)> {
-        let mut values = self.series.iter().flatten();
-        let first = values.next()?;
-        Some(values.fold((first, first), |(low, high), value| (low.min(value), high.max(value))))
+        extent(&self.series)
     }
 }

@@ -5,6 +5,7 @@
 mod guess;
 
 use crate::error::CsvError;
+use crate::figures::span;
 use crate::table::{Table, shortened};
 use crate::time::TimeForm;
 use csv::ByteRecord;
@@ -83,7 +84,8 @@ impl Columns {
                 format!("times are column `{}`, {} since 1970", time.name, unit.name())
             }
             (Some(time), TimeForm::Count(unit)) => format!("times are column `{}`, in {}", time.name, unit.name()),
-            _ => "no column has times, so rows are numbered".to_owned(),
+            (_, TimeForm::Row(step)) => format!("no times are read, so rows are numbered and {} apart", span(step)),
+            (None, _) => "no times are read".to_owned(),
         };
         let mut sentence = format!("{time}; values are column `{}`", self.value.name);
         if let Some(group) = &self.group {
@@ -143,6 +145,14 @@ pub(crate) fn choose(names: &[String], sample: &Sample, choices: &Choices) -> Re
         Asked::None => None,
         Asked::Nothing => guess.time(choices),
     };
+    // Without a step, numbered rows would give a period that nobody measured.
+    if time.is_none()
+        && choices.time.is_none()
+        && choices.step.is_none()
+        && let Some(error) = (0..names.len()).find_map(|index| guess.uncertain_dates(index))
+    {
+        return Err(error);
+    }
     let value = match named(names, "value", choices.value.as_deref())? {
         Asked::Column(index) => Some(index),
         _ => None,
@@ -237,6 +247,16 @@ mod tests {
             (0..30).map(|at| format!("{at},{},25,{},{}\n", at % 3, at / 3 * 10 + 1, 400 + at * 37 % 90)).collect();
         let workers = format!(",worker,gpu,time,batch_time_norm\n{workers}");
         assert_eq!(guessed(&workers), (some("time"), "batch_time_norm".into(), some("worker")));
+        let doubled: String = (0..20).map(|at| format!("{},{at}\n", at / 2)).collect();
+        assert_eq!(guessed(&format!("time,value\n{doubled}")), (some("time"), "value".into(), None));
+        for (gpus, distance) in [(2, 10), (4, 10), (4, 250)] {
+            let row = |at: u32| format!("{},{},{}\n", at / gpus * 1000 + at % gpus * distance, at % gpus, at * 37 % 90);
+            let turns: String = (0..80).map(row).collect();
+            assert_eq!(guessed(&format!("time_ms,index,load\n{turns}")).2, some("index"), "{gpus} {distance}");
+        }
+        // A load that alternates takes no turns with another one.
+        let load: String = (0..40).map(|at| format!("{at},{},{}\n", at % 2, at * 37 % 90)).collect();
+        assert_eq!(guessed(&format!("time,gpu,memory\n{load}")).2, None);
         let wide = "time,vc3sl,vc6YE\n2020-05-01 00:00:00,59,162\n2020-05-01 00:01:00,60,162\n";
         assert_eq!(guessed(wide), (some("time"), "vc3sl".into(), None));
         assert_eq!(guessed("3\n1\n4\n1\n5\n"), (None, "column 1".into(), None));

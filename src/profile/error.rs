@@ -9,7 +9,7 @@ pub enum CsvError {
     #[error("cannot read the file: {0}")]
     Read(#[source] io::Error),
     /// The gzip stream is damaged or cut.
-    #[error("the gzip data is damaged or cut after row {rows}")]
+    #[error("the gzip data is damaged or cut{}", after(*rows))]
     Gzip {
         /// Rows that were read before.
         rows: u64,
@@ -40,7 +40,7 @@ pub enum CsvError {
         limit: usize,
     },
     /// A series needs two values at different times.
-    #[error("the file has {rows} rows of data that can be used, and a series needs at least 2")]
+    #[error("the file has {rows} row{} of data that can be used, and a series needs at least 2", if *rows == 1 { "" } else { "s" })]
     TooFewRows {
         /// Rows of data.
         rows: u64,
@@ -58,6 +58,17 @@ pub enum CsvError {
         column: String,
         /// Numbers or times.
         expected: &'static str,
+        /// A cell of it.
+        example: String,
+    },
+    /// Dates whose day and month cannot be told apart.
+    #[error(
+        "column `{column}` has dates such as `{example}`, whose order is not certain; write them as 2026-11-28, or number the rows \
+         with --time none and give their distance with --step"
+    )]
+    UncertainDates {
+        /// The column.
+        column: String,
         /// A cell of it.
         example: String,
     },
@@ -110,4 +121,8 @@ impl CsvError {
     pub fn is_argument(&self) -> bool {
         matches!(self, CsvError::NoColumn { .. } | CsvError::Option { .. })
     }
+}
+
+fn after(rows: u64) -> String {
+    if rows == 0 { String::new() } else { format!(" after row {rows}") }
 }

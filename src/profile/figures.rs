@@ -1,35 +1,6 @@
 //! Times and numbers as people read them.
 
-use std::time::Duration;
-
-const MINUTE: u64 = 60;
-const HOUR: u64 = 60 * MINUTE;
-const DAY: u64 = 24 * HOUR;
-
-/// `1 d 2 h`, `5 min`, `12.7 s`, `13.2 ms`: at most the two largest units, and no zeros.
-pub(crate) fn span(span: Duration) -> String {
-    let seconds = span.as_secs_f64();
-    if seconds < 1.0 {
-        return format!("{} ms", significant(seconds * 1e3, 3));
-    }
-    if seconds < 60.0 {
-        return format!("{} s", significant(seconds, 3));
-    }
-    let units = [(DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s")];
-    let whole = span.as_secs() + u64::from(span.subsec_millis() >= 500);
-    let largest = units.iter().position(|(size, _)| whole >= *size).unwrap_or(3);
-    // Days are rounded to minutes, hours to minutes, minutes to seconds.
-    let unit = if largest <= 1 { MINUTE } else { 1 };
-    let mut rest = (whole + unit / 2) / unit * unit;
-    let mut parts = Vec::new();
-    for (size, name) in units {
-        if rest >= size {
-            parts.push(format!("{} {name}", rest / size));
-            rest %= size;
-        }
-    }
-    parts.join(" ")
-}
+pub(crate) use timeseries::span_text as span;
 
 /// `0.07`, `12.3`, `1,234`, `33.9G`: about four digits.
 pub(crate) fn value(value: f64) -> String {
@@ -70,24 +41,6 @@ fn significant(value: f64, digits: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn spans_have_the_units_that_people_use() {
-        for (seconds, text) in [
-            (0.0132, "13.2 ms"),
-            (0.1, "100 ms"),
-            (12.74, "12.7 s"),
-            (60.0, "1 min"),
-            (200.4, "3 min 20 s"),
-            (86_400.0, "1 d"),
-            (86_100.0, "23 h 55 min"),
-            (86_701.0, "1 d 5 min"),
-            (86_399.0, "1 d"),
-            (1_209_300.0, "13 d 23 h 55 min"),
-        ] {
-            assert_eq!(span(Duration::from_secs_f64(seconds)), text);
-        }
-    }
 
     #[test]
     fn values_have_about_four_digits() {

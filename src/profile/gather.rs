@@ -10,7 +10,7 @@ use crate::time::TimeForm;
 use csv::ByteRecord;
 use std::collections::HashMap;
 use std::time::Duration;
-use timeseries::{MAX_POINTS, Sample};
+use timeseries::{MAX_MAGNITUDE, MAX_POINTS, Sample};
 
 /// Most means over all series, 24 bytes each: 48 MiB, and as much again while a list grows.
 const MAX_MEANS: usize = 1 << 21;
@@ -66,6 +66,8 @@ pub(crate) struct Counts {
     pub(crate) empty: u64,
     /// Cells of the values that are infinite or not a number.
     pub(crate) not_finite: u64,
+    /// Cells of the values beyond what can be analysed.
+    pub(crate) too_large: u64,
     /// Rows of groups beyond the limit.
     pub(crate) beyond: u64,
 }
@@ -176,7 +178,8 @@ impl<'c> Gatherer<'c> {
         let number = number::read(&cell, self.columns.decimal_comma);
         let value = number.and_then(|number| Some(number.value * number::factor(number.unit, &self.columns.unit)?));
         match value {
-            Some(value) if value.is_finite() => return value,
+            Some(value) if value.abs() <= MAX_MAGNITUDE => return value,
+            Some(value) if value.is_finite() => self.counts.too_large += 1,
             Some(_) => self.counts.not_finite += 1,
             None if cell.is_empty() => self.counts.empty += 1,
             None => {
@@ -194,7 +197,8 @@ impl<'c> Gatherer<'c> {
         self.is_coarse = true;
         let room = |len: usize, limit: usize| len * 4 <= limit * 3;
         while !(room(self.means, self.limit) && self.series.iter().all(|open| room(open.means.len(), MAX_POINTS))) {
-            let distance = self.series.iter().filter_map(Open::distance).max().unwrap_or(1);
+            let longest = self.series.iter().max_by_key(|open| open.means.len());
+            let distance = longest.and_then(Open::distance).unwrap_or(1);
             self.width = self.width.max(distance).saturating_mul(2);
             for open in &mut self.series {
                 open.make_coarser(self.width);
@@ -220,7 +224,7 @@ impl<'c> Gatherer<'c> {
         if counts.back * 2 > all {
             return Err(CsvError::Backwards { rows: counts.back, all, column: column() });
         }
-        if counts.doubled * 2 > all {
+        if counts.doubled * 2 >= all {
             return Err(CsvError::Doubled { rows: counts.doubled, all, column: column() });
         }
         if series.iter().all(|open| open.means.iter().all(|mean| mean.count == 0)) {
@@ -252,10 +256,11 @@ impl Open {
         }
     }
 
-    /// The mean distance between two means.
+    /// The median distance between two means: a hole in the times does not change it.
     fn distance(&self) -> Option<u64> {
-        let last = self.means.last()?.at;
-        last.checked_div(u64::try_from(self.means.len() - 1).ok()?)
+        let mut distances: Vec<u64> = self.means.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+        let middle = distances.len() / 2;
+        (!distances.is_empty()).then(|| *distances.select_nth_unstable(middle).1)
     }
 
     fn make_coarser(&mut self, width: u64) {
@@ -317,12 +322,13 @@ mod tests {
 
     #[test]
     fn what_is_no_number_is_a_gap_and_is_counted() {
-        let read = all("time,value\n0,1\n1,\n2,NaN\n3,[N/A]\n4,-inf\n5,6\n").unwrap();
+        let read = all("time,value\n0,1\n1,\n2,NaN\n3,[N/A]\n4,-inf\n5,6\n6,-1e200\n").unwrap();
         let values: Vec<Option<f64>> =
             read.series[0].samples.iter().map(|sample| Some(sample.value).filter(|value| value.is_finite())).collect();
-        assert_eq!(values, [Some(1.0), None, None, None, None, Some(6.0)]);
+        assert_eq!(values, [Some(1.0), None, None, None, None, Some(6.0), None]);
         let counts = read.counts;
-        assert_eq!((counts.empty, counts.not_finite, counts.texts, counts.text_example.as_str()), (1, 2, 1, "[N/A]"));
+        assert_eq!((counts.empty, counts.not_finite, counts.too_large), (1, 2, 1));
+        assert_eq!((counts.texts, counts.text_example.as_str()), (1, "[N/A]"));
     }
 
     #[test]
@@ -336,6 +342,8 @@ mod tests {
             error.to_string(),
             "3 of 4 rows have a time before that of an earlier row; sort the file by column `time`"
         );
+        let error = all("time,value\n0,0\n0,1\n1,2\n1,3\n").unwrap_err();
+        assert!(error.to_string().starts_with("2 of 4 rows have the same time"), "{error}");
         let error = all("time,value\n9,1\n9,2\n9,3\n9,4\n10,5\n").unwrap_err();
         assert!(error.to_string().starts_with("3 of 5 rows have the same time"), "{error}");
     }
@@ -353,6 +361,13 @@ mod tests {
         let read = all("time,memory\n0,512 MiB\n1,1 GiB\n2,3 W\n").unwrap();
         assert_eq!(samples(&read.series[0])[..2], [(0, 512.0), (1, 1024.0)]);
         assert_eq!(read.counts.texts, 1);
+    }
+
+    #[test]
+    fn a_hole_in_the_times_makes_no_longer_means() {
+        let rows: String = (0..4000).map(|at| format!("{},7\n", at + at / 2000 * 1_000_000_000)).collect();
+        let read = gathered(&format!("time,value\n{rows}"), &Choices::default(), 1000).unwrap();
+        assert_eq!((read.width, read.series[0].samples.len()), (Some(Duration::from_secs(8)), 500));
     }
 
     #[test]

@@ -19,6 +19,7 @@ fn of(answer: &Answer) -> Map<String, Value> {
     let period = answer.verdict.period();
     let step = answer.series.step().as_secs_f64();
     let seconds = period.map(|period| period.length.as_secs_f64());
+    let interval = period.map(|period| vec![period.interval.0.as_secs_f64(), period.interval.1.as_secs_f64()]);
     let alternative = |other: &timeseries::Alternative| json!({ "period_seconds": other.length.as_secs_f64(), "score": other.score, "cycles": other.cycles });
     let alternatives: Vec<Value> =
         period.map_or(Vec::new(), |period| period.alternatives.iter().map(alternative).collect());
@@ -34,6 +35,7 @@ fn of(answer: &Answer) -> Map<String, Value> {
         ("verdict", Some(answer.verdict.name().into())),
         ("reason", Some(answer.verdict.reason().into())),
         ("period_seconds", Some(seconds.into())),
+        ("period_interval_seconds", Some(interval.into())),
         ("period_samples", Some(seconds.map(|seconds| seconds / step).into())),
         ("score", Some(period.map(|period| period.score).into())),
         ("cycles", Some(period.map(|period| period.cycles).into())),

@@ -13,6 +13,7 @@
 //!   columns   which column has the times, the values, the groups
 //!   gather    rows become series, in bounded memory
 //!   notes     sentences about what was guessed, made coarser or left out
+//!   grid      which samples of a series are analysed, and with what step
 //!   answer    verdict, trend, steps, forecasts of a series
 //!   figures   times and numbers as people read them
 //!   people    the answer as text
@@ -33,6 +34,7 @@ mod time;
 mod columns;
 mod gather;
 mod notes;
+mod grid;
 mod answer;
 mod figures;
 mod people;
@@ -51,6 +53,7 @@ use csv::ByteRecord;
 use gather::Gatherer;
 use std::io::Read;
 use table::Table;
+use timeseries::MAX_POINTS;
 
 /// What a CSV file says.
 #[derive(Debug)]
@@ -83,10 +86,11 @@ pub fn csv(input: impl Read, choices: &Choices) -> Result<Profile, CsvError> {
     let gathered = gatherer.finish()?;
     let mut notes = notes::of(&table, &columns, &gathered);
     let grouped = columns.group.is_some();
+    let share = MAX_POINTS / gathered.series.len().max(1);
     let mut answers = Vec::new();
     let mut short = 0_usize;
     for series in gathered.series {
-        match answer::of(series, &columns, choices, gathered.width) {
+        match answer::of(series, &columns, choices, gathered.width, share) {
             Ok(answer) => answers.push(answer),
             Err(CsvError::TooFewRows { .. }) if grouped => short += 1,
             Err(error) => return Err(error),
@@ -96,6 +100,7 @@ pub fn csv(input: impl Read, choices: &Choices) -> Result<Profile, CsvError> {
         return Err(CsvError::TooFewRows { rows: gathered.counts.rows });
     }
     notes.extend(notes::short_groups(short));
+    notes.extend(notes::made_to_fit(&answers));
     notes.extend(notes::not_drawn(answers.len()).filter(|_| choices.picture));
     Ok(Profile { columns, notes, answers })
 }

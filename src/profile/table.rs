@@ -3,11 +3,11 @@
 //! What must never happen here: a row that is kept whole whatever its length, such as the rest of a file after a quotation mark.
 
 use crate::error::CsvError;
-use crate::text::{Encoding, Text};
+use crate::text::{Encoding, Text, peeked};
 use crate::{number, separator, time};
 use csv::{ByteRecord, Trim};
 use std::cell::Cell;
-use std::io::{self, Cursor, Read};
+use std::io::{self, Read};
 use std::rc::Rc;
 
 /// Bytes from which the separator is guessed.
@@ -40,17 +40,16 @@ pub(crate) struct Table<'r> {
 impl<'r> Table<'r> {
     /// Reads the header, or the first row if there is none.
     pub(crate) fn open(input: impl Read + 'r) -> Result<Table<'r>, CsvError> {
-        let mut text = Text::open(input)?;
+        let text = Text::open(input)?;
         let (is_gzip, encoding) = (text.is_gzip, text.encoding);
-        let mut head = Vec::new();
-        let read = text.by_ref().take(HEAD).read_to_end(&mut head);
-        read.map_err(|error| broken(error, is_gzip, 0))?;
+        let (head, mut rest) = peeked(text, HEAD);
         if head.iter().all(u8::is_ascii_whitespace) {
-            return Err(CsvError::Empty);
+            // After the head comes the error that ended it, if there was one.
+            let error = rest.by_ref().take(HEAD + 1).read_to_end(&mut Vec::new()).err();
+            return Err(error.map_or(CsvError::Empty, |error| broken(error, is_gzip, 0)));
         }
         let separator = separator::guess(&head);
         let left = Rc::new(Cell::new(MAX_ROW));
-        let rest: Box<dyn Read + 'r> = Box::new(Cursor::new(head).chain(text));
         let reader = csv::ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
@@ -156,6 +155,8 @@ impl<R: Read> Read for LimitedRow<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flate2::Compression;
+    use flate2::read::GzEncoder;
     use proptest::prelude::*;
 
     /// Names and rows.
@@ -185,6 +186,21 @@ mod tests {
         let error = read(&bytes).unwrap_err();
         assert!(matches!(error, CsvError::LongRow { row: 3, .. }), "{error}");
         assert!(error.to_string().contains("quotation mark"));
+    }
+
+    #[test]
+    fn damaged_gzip_gives_the_rows_before_the_damage() {
+        let rows: String = (0..30_000_u32).map(|at| format!("{at},{}\n", at.wrapping_mul(2_654_435_761))).collect();
+        let mut packed = Vec::new();
+        GzEncoder::new(rows.as_bytes(), Compression::fast()).read_to_end(&mut packed).unwrap();
+        for (kept, rows) in
+            [(packed.len() - 8, 30_000..=30_000), (packed.len() / 2, 5_000..=25_000), (40, 0..=20), (5, 0..=0)]
+        {
+            let error = read(&packed[..kept]).unwrap_err();
+            let CsvError::Gzip { rows: read } = error else { panic!("{error}") };
+            assert!(rows.contains(&read), "{kept} bytes: {read}");
+        }
+        assert_eq!(CsvError::Gzip { rows: 0 }.to_string(), "the gzip data is damaged or cut");
     }
 
     #[test]

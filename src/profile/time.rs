@@ -123,6 +123,17 @@ pub(crate) fn date(cell: &str) -> Option<i64> {
     date_and_zone(cell).map(|(at, _)| at)
 }
 
+/// Whether a cell has a date whose day and month cannot be told apart: `11/28/2026 00:30`, `28.11.26`.
+pub(crate) fn is_uncertain_date(cell: &str) -> bool {
+    let date = cell.split([' ', 'T', ',']).next().unwrap_or_default();
+    let is_number =
+        |part: &str, digits: &[usize]| digits.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
+    ['/', '.', '-'].into_iter().any(|separator| match date.split(separator).collect::<Vec<_>>().as_slice() {
+        [one, other, year] => is_number(one, &[1, 2]) && is_number(other, &[1, 2]) && is_number(year, &[2, 4]),
+        _ => false,
+    })
+}
+
 fn date_and_zone(cell: &str) -> Option<(i64, bool)> {
     // Numbers have neither; the library would read `20261128` as a date.
     let separated = cell.len() <= MAX_DATE && cell.len() > 7 && cell.is_ascii();
@@ -247,10 +258,21 @@ mod tests {
         assert_eq!(TimeForm::Row(Duration::from_secs(1)).show(119 * SECOND), "row 120");
     }
 
+    #[test]
+    fn dates_whose_order_is_not_certain_are_known() {
+        for cell in ["11/01/2026 00:00", "1/2/26", "28.11.2026", "28-11-2026T00:30", "01.11.2026, 00:30"] {
+            assert!(is_uncertain_date(cell) && date(cell).is_none(), "{cell}");
+        }
+        for cell in ["2026-11-28", "2026/11/28 00:30", "1.5", "1.234.567", "10.0.0.1", "12:30:00", "", "//", "a/b/2026"]
+        {
+            assert!(!is_uncertain_date(cell), "{cell}");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_cell_causes_a_panic(cell in "\\PC{0,70}") {
-            let _ = (date(&cell), TimeForm::of(&cell, &cell), count(&cell, Unit::Nanosecond));
+            let _ = (date(&cell), is_uncertain_date(&cell), TimeForm::of(&cell, &cell), count(&cell, Unit::Nanosecond));
         }
 
         #[test]

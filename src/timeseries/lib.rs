@@ -13,6 +13,7 @@
 //! | `period_watch.rs` | [`PeriodWatch`]: publishes a verdict after a second one on other data |
 //! | `trend.rs`, `steps.rs`, `leak.rs` | [`trend()`], [`steps()`], [`leak()`]: where a series goes |
 //! | `forecast.rs`, `forecast/` | [`forecast()`], [`next_maximum`]: what it will need |
+//! | `span_text.rs` | [`span_text()`]: a time in the units that people use |
 //!
 //! What must never happen here: a clock, I/O, randomness, an invented value in place of a gap, an unbounded result.
 
@@ -23,6 +24,7 @@ mod leak;
 mod period;
 mod period_watch;
 mod series;
+mod span_text;
 mod steps;
 mod trend;
 #[cfg(test)]
@@ -32,6 +34,7 @@ pub use forecast::{Forecast, Maximum, Member, Replayed, forecast, next_maximum, 
 pub use leak::{Leak, leak};
 pub use period::{Alternative, CounterLimit, Period, Quartiles, Reason, Verdict, find_period, fold};
 pub use period_watch::{PeriodWatch, Published};
-pub use series::{Counter, MAX_POINTS, Sample, Series, SeriesError};
+pub use series::{Counter, MAX_MAGNITUDE, MAX_POINTS, Sample, Series, SeriesError, usual_distance};
+pub use span_text::span_text;
 pub use steps::{Step, steps};
 pub use trend::{Direction, Trend, trend};

@@ -30,6 +30,7 @@ use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use crate::series::Series;
+use crate::span_text::span_text;
 use candidates::{Candidate, candidates};
 use correlation::autocorrelation;
 use counter::Resolution;
@@ -179,7 +180,7 @@ impl Verdict {
     pub fn reason(&self) -> String {
         match self {
             Self::Periodic(period) => {
-                let length = Seconds(period.length);
+                let length = span_text(period.length);
                 format!("{} cycles of {length} look alike (score {:.2})", period.cycles, period.score)
             }
             Self::Aperiodic(reason) | Self::Unknown(reason) | Self::Unobservable(reason) => reason.to_string(),
@@ -202,43 +203,25 @@ impl fmt::Display for Reason {
                 write!(
                     to,
                     "cycles of {} are the best, but differ too much (score {score:.2}, needed {needed:.2})",
-                    Seconds(*period)
+                    span_text(*period)
                 )
             }
             Self::Ended { period, before } => {
-                write!(to, "cycles of {} ended {} before the last value", Seconds(*period), Seconds(*before))
+                write!(to, "cycles of {} ended {} before the last value", span_text(*period), span_text(*before))
             }
             Self::TooFewCycles { cycles, period } => {
-                write!(to, "only {cycles:.1} cycles of {} were seen, at least 4 are needed", Seconds(*period))
+                write!(to, "only {cycles:.1} cycles of {} were seen, at least 4 are needed", span_text(*period))
             }
             Self::FasterThanCounter { limit, shortest } => {
                 match limit {
-                    CounterLimit::Window(window) => write!(to, "the counter averages over {}", Seconds(*window))?,
+                    CounterLimit::Window(window) => write!(to, "the counter averages over {}", span_text(*window))?,
                     CounterLimit::Refresh(refresh) => {
-                        write!(to, "the counter is refreshed every {}", Seconds(*refresh))?
+                        write!(to, "the counter is refreshed every {}", span_text(*refresh))?
                     }
                 }
-                write!(to, ", so it cannot show a period below {}", Seconds(*shortest))
+                write!(to, ", so it cannot show a period below {}", span_text(*shortest))
             }
         }
-    }
-}
-
-/// Writes a time in seconds with four significant digits at most.
-struct Seconds(Duration);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs_f64();
-        let digits = match seconds {
-            seconds if seconds >= 1000.0 => 0,
-            seconds if seconds >= 100.0 => 1,
-            seconds if seconds >= 10.0 => 2,
-            _ => 3,
-        };
-        let text = format!("{seconds:.digits$}");
-        let short = if digits == 0 { &text } else { text.trim_end_matches('0').trim_end_matches('.') };
-        write!(to, "{short} s")
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub const MAX_POINTS: usize = 1 << 20;
 
 /// Larger magnitudes are gaps: their squares are not finite, so no variance could be calculated.
-const MAX_MAGNITUDE: f64 = 1e150;
+pub const MAX_MAGNITUDE: f64 = 1e150;
 
 /// Longest run of steps without a sample that keeps the last value: a counter that is refreshed a little more slowly than it
 /// is read, or a reader that is late by less than two steps, leaves such runs.
@@ -94,7 +94,7 @@ impl Series {
     pub fn resampled(samples: &[Sample], step: Option<Duration>) -> Result<Self, SeriesError> {
         let step = match step {
             Some(step) => step,
-            None => median_distance(samples).ok_or(SeriesError::UnknownStep)?,
+            None => usual_distance(samples).ok_or(SeriesError::UnknownStep)?,
         };
         if step.is_zero() {
             return Err(SeriesError::ZeroStep);
@@ -253,8 +253,9 @@ fn mean_of_measured(values: &[f64]) -> f64 {
     if count == 0 { f64::NAN } else { sum / f64::from(count) }
 }
 
-/// Median distance of neighbours that are in the order of time.
-fn median_distance(samples: &[Sample]) -> Option<Duration> {
+/// Median distance of neighbours that are in the order of time; `None` if there are no two.
+#[must_use]
+pub fn usual_distance(samples: &[Sample]) -> Option<Duration> {
     let mut distances: Vec<Duration> =
         samples.windows(2).filter(|pair| pair[1].at > pair[0].at).map(|pair| pair[1].at - pair[0].at).collect();
     let middle = distances.len().saturating_sub(1) / 2;

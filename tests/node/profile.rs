@@ -4,7 +4,8 @@ use crate::program::BINARY;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 fn profile(args: &[&str]) -> Output {
@@ -136,6 +137,7 @@ fn data_without_a_series_ends_with_65_and_a_sentence() {
         (b"time,value\n1,NaN\n2,inf\n3,-inf\n", "no column has numbers"),
         (b"time,value\n5,1\n4,2\n3,3\n", "sort the file by column `time`"),
         (b"time,value\n5,1\n5,2\n5,3\n5,4\n6,5\n", "name the column that tells them apart with --group"),
+        (b"date,value\n11/01/2026,1\n11/02/2026,2\n", "write them as 2026-11-28"),
         (b"\xff\xfe\0\0t\0\0\0", "UTF-32"),
         (b"\x1f\x8b\x08\0cut", "gzip data is damaged"),
         (b"PK\x03\x04workbook", "workbook of a spreadsheet"),
@@ -236,6 +238,44 @@ fn a_large_file_shows_its_progress_and_then_the_answer() {
     }
 }
 
+/// The most memory that a process has until its end, in KiB.
+fn peak_of(process: &Child) -> JoinHandle<u64> {
+    let status = format!("/proc/{}/status", process.id());
+    std::thread::spawn(move || {
+        let mut peak = 0;
+        // A process that has ended has no memory.
+        while let Some(now) = std::fs::read_to_string(&status).ok().as_deref().and_then(peak_kib) {
+            peak = now.max(peak);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        peak
+    })
+}
+
+#[test]
+fn a_small_file_with_distant_times_takes_little_memory() {
+    let mut rows = "time,group,value\n".to_owned();
+    for group in 0..200 {
+        for at in [0, 1, 2, 3, 1_000_000] {
+            writeln!(rows, "{at},{group},{}", at % 5).unwrap();
+        }
+    }
+    let mut reading = Command::new(BINARY)
+        .args(["profile", "csv", "-", "--group", "group", "-o", "json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let peak = peak_of(&reading);
+    reading.stdin.take().unwrap().write_all(rows.as_bytes()).unwrap();
+    let answer = reading.wait_with_output().unwrap();
+    assert_eq!(json(&answer)["series"].as_array().map(Vec::len), Some(200));
+    assert!(text(&answer.stderr).contains("200 values are beyond a hole in the times"), "{}", text(&answer.stderr));
+    let peak = peak.join().unwrap();
+    assert!((1..=64 << 10).contains(&peak), "{peak} KiB");
+}
+
 /// The limit counts all memory that the program may write to, so more than what it really holds.
 #[test]
 fn ten_million_rows_take_at_most_256_mib() {
@@ -247,16 +287,7 @@ fn ten_million_rows_take_at_most_256_mib() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let status = format!("/proc/{}/status", reading.id());
-    let peak = std::thread::spawn(move || {
-        let mut peak = 0;
-        // A process that has ended has no memory.
-        while let Some(now) = std::fs::read_to_string(&status).ok().as_deref().and_then(peak_kib) {
-            peak = now.max(peak);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        peak
-    });
+    let peak = peak_of(&reading);
     let mut rows = BufWriter::with_capacity(1 << 20, reading.stdin.take().unwrap());
     rows.write_all(b"time,value\n").unwrap();
     for at in 0..ROWS {

@@ -4,7 +4,7 @@ use super::{Choices, SAMPLE_ROWS, Sample};
 use crate::error::CsvError;
 use crate::number;
 use crate::table::shortened;
-use crate::time::TimeForm;
+use crate::time::{self, TimeForm};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
@@ -40,6 +40,8 @@ pub(super) struct Contents {
     numbers: usize,
     numeric: usize,
     dates: usize,
+    /// Cells such as 11/28/2026.
+    uncertain_dates: usize,
     distinct: usize,
     /// Neighbours that are numbers, and of these the ones that do not fall, and the ones that rise by exactly one.
     pairs: usize,
@@ -56,7 +58,8 @@ impl Contents {
         let mut last = None;
         for cell in sample.cells(index).filter(|cell| !cell.is_empty()) {
             contents.filled += 1;
-            contents.dates += usize::from(crate::time::date(&cell).is_some());
+            contents.dates += usize::from(time::date(&cell).is_some());
+            contents.uncertain_dates += usize::from(time::is_uncertain_date(&cell));
             let number = number::read(&cell, sample.decimal_comma);
             contents.numeric += usize::from(number.is_some());
             if let Some(number) = number.filter(|number| number.value.is_finite()) {
@@ -132,23 +135,39 @@ impl Guess<'_> {
     pub(super) fn form(&self, index: usize) -> Result<TimeForm, CsvError> {
         let name = &self.names[index];
         let form = self.sample.cells(index).find_map(|cell| TimeForm::of(&cell, name));
-        form.ok_or_else(|| self.not_that(index, "times"))
+        form.ok_or_else(|| self.uncertain_dates(index).unwrap_or_else(|| self.not_that(index, "times")))
     }
 
-    /// The column with which the times of each group rise, where they do not rise without it.
+    /// Why the dates of a column are not read, if it has such dates.
+    pub(super) fn uncertain_dates(&self, index: usize) -> Option<CsvError> {
+        let Contents { filled, uncertain_dates, .. } = self.contents[index];
+        let example = self.sample.cells(index).find(|cell| time::is_uncertain_date(cell))?;
+        let column = self.names[index].clone();
+        (uncertain_dates * 10 >= filled * 9).then(|| CsvError::UncertainDates { column, example: shortened(&example) })
+    }
+
+    /// The column with which the times of each group rise, where they do not rise without it; and where they do, the column of devices
+    /// that take turns, each with a moment of its own. Another column must be left for the values.
     pub(super) fn group(&self, time: usize, value: Option<usize>) -> Option<usize> {
         let form = self.form(time).ok()?;
         let times: Vec<Option<i64>> = self.sample.cells(time).map(|cell| form.read(&cell)).collect();
         let not_later = times.windows(2).filter(|pair| matches!(pair, [Some(one), Some(next)] if next <= one)).count();
-        if not_later * 5 < times.len() {
-            return None;
-        }
+        let rises = not_later * 5 < times.len();
         let candidates = (0..self.names.len()).rev().filter(|index| *index != time && Some(*index) != value);
+        let numbers = |other: usize| other != time && self.contents[other].numbers > 0;
+        let leaves_numbers =
+            |index: usize| value.is_some() || (0..self.names.len()).any(|other| other != index && numbers(other));
         let candidates = candidates.filter(|index| {
             let contents = self.contents[*index];
-            contents.distinct > 1 && contents.distinct * 2 <= contents.filled && contents.fractions == 0
+            contents.distinct > 1
+                && contents.distinct * 2 <= contents.filled
+                && contents.fractions == 0
+                && leaves_numbers(*index)
         });
-        let fitting = candidates.filter(|index| self.separates(*index, &times));
+        let fitting = candidates.filter(|index| match rises {
+            false => self.separates(*index, &times),
+            true => self.takes_turns(*index, &times),
+        });
         fitting.max_by_key(|index| {
             (rank(&self.names[*index], &GROUP_WORDS).min(1), usize::MAX - self.contents[*index].distinct)
         })
@@ -163,6 +182,29 @@ impl Guess<'_> {
             wrong += usize::from(last.insert(cell, *time).is_some_and(|last| last >= *time));
         }
         wrong * 50 <= times.len()
+    }
+
+    /// Whether a column is called as devices are, and its values come in the same order again and again, as `nvidia-smi` writes the
+    /// GPUs of a node. Two values may also be a load that goes on and off, so the times of their turns must be close together.
+    fn takes_turns(&self, index: usize, times: &[Option<i64>]) -> bool {
+        let name = &self.names[index];
+        if rank(name, &GROUP_WORDS) == 0 || rank(name, &VALUE_WORDS) > 0 || !number::unit_of_name(name).is_empty() {
+            return false;
+        }
+        let devices = self.contents[index].distinct;
+        let cells: Vec<Cow<'_, str>> = self.sample.cells(index).collect();
+        let rows = cells.len().saturating_sub(devices);
+        let is_again = |at: usize| cells[at] == cells[at + devices] && cells[at] != cells[at + 1];
+        let again = (0..rows).filter(|at| is_again(*at)).count();
+        // Only from the first row of a turn the other one is close: two fifths of the time to the next turn at most.
+        let is_close = |at: usize| {
+            let since = |later: usize| Some(times[at + later]?.abs_diff(times[at]?));
+            since(devices - 1)
+                .zip(since(devices))
+                .is_some_and(|(turn, next)| turn.saturating_mul(5) <= next.saturating_mul(2))
+        };
+        let close = (0..rows).filter(|at| is_close(*at)).count();
+        again * 20 >= rows * 19 && (devices > 2 || close * devices * 20 >= rows * 19)
     }
 
     /// The column of numbers whose name says most; of two equal ones the first that is not constant.

@@ -136,6 +136,12 @@ fn few_cycles_and_few_values_are_unknown() {
 }
 
 #[test]
+fn reasons_have_the_units_that_people_use() {
+    let days = Reason::TooFewCycles { cycles: 3.0, period: SECOND * 505_357 };
+    assert_eq!(days.to_string(), "only 3.0 cycles of 5 d 20 h 23 min were seen, at least 4 are needed");
+}
+
+#[test]
 fn a_period_that_the_counter_cannot_show_is_unobservable() {
     let values = || cycles([20; 60]);
     let slow = Counter { window: Some(SECOND * 6), refresh: None };
