@@ -2,12 +2,14 @@
 
 use crate::anchor::Anchor;
 use crate::history::MAX_PENDING;
-use crate::recorder::{MAX_SERIES, Periods, Recorder, RecorderEvent};
+use crate::recorder::{Analysis, MAX_SERIES, Periods, Recorder, RecorderEvent};
+use crate::schedule::AnalysisKind;
 use model::Reading;
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, Qos};
 use model::gpu::{GpmSample, GpuSample, MigSample};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::observation::CgroupPass;
+use model::stored_history::{HistoryKey, HistoryStep, StepValue};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::{Bytes, Nanos, Percent, Ratio, Watts};
 use model::utilization::{UtilizationSample, UtilizationSamples};
@@ -282,6 +284,28 @@ fn a_pod_that_has_left_the_gpu_has_no_period_and_no_forecast_of_its_use() {
     }
     let profile = of(&recorder, ENDS + 3600);
     assert_eq!((profile.cycles, profile.trend, profile.next_hour_maximum), (None, None, None));
+}
+
+#[test]
+fn the_forecast_of_an_hour_ends_with_the_minutes_on_disk() {
+    let mut recorder = Recorder::new(PERIODS, Anchor::new(now(0)));
+    recorder.apply(RecorderEvent::Gpu(&gpu(0), &sample(50.0, 5.0, now(0))), now(0).monotonic);
+    let key = HistoryKey { subject: ProfiledSubject::Gpu(gpu(0)), quantity: ProfiledQuantity::Utilization };
+    let [near, minutes] = [AnalysisKind::Near, AnalysisKind::Minutes].map(|kind| Analysis { key: key.clone(), kind });
+    recorder.analyze(&near, &[], now(1));
+    let hour = |recorder: &Recorder| {
+        let profile = used(recorder, now(100)).unwrap();
+        let forecast = profile.forecasts.into_iter().find(|forecast| forecast.horizon == SECOND * 3600);
+        (forecast.is_some(), profile.next_hour_maximum.is_some(), profile.hour_analyzed_at)
+    };
+    assert_eq!(hour(&recorder), (false, false, None));
+    let range = recorder.stored_range(&minutes, now(90).monotonic).unwrap().steps;
+    let value = StepValue { mean: 40.0, maximum: 60.0 };
+    let stored: Vec<HistoryStep> = range.map(|index| HistoryStep { index, value }).collect();
+    recorder.analyze(&minutes, &stored, now(90));
+    assert_eq!(hour(&recorder), (true, true, Some(now(90).monotonic)));
+    recorder.analyze(&minutes, &[], now(95));
+    assert_eq!(hour(&recorder), (false, false, None));
 }
 
 #[test]
