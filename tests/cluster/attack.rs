@@ -13,6 +13,7 @@ use std::time::Instant;
 #[ignore = "needs cluster alone: tests/run"]
 fn a_user_cannot_stop_the_extender_with_pods() {
     let placed = Placed::up_with("attack", &[]);
+    placed.allows_any_shape();
     placed.agents_report();
     let begun = Instant::now();
     // First, while no node has had a pod with a claim.

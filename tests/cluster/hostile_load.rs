@@ -58,6 +58,7 @@ const KEPT: usize = 1_000;
 #[ignore = "takes 20 minutes and a cluster: tests/run --long"]
 fn a_user_who_tries_everything_at_once_neither_stops_nor_slows_the_extender() {
     let placed = Placed::control_plane("extender-attacked");
+    placed.allows_any_shape();
     add_nodes(&placed, 0..NODES);
     for (name, value) in [("low", 10), ("high", 1000)] {
         let class = json!({

@@ -217,6 +217,11 @@ impl Placed {
         self.admin.run(&["logs", DEPLOYMENT, "-n", NAMESPACE, "-c", "extender", "--tail=60"]).out
     }
 
+    /// Takes the test's namespace out of the policy about the shape of pods: what the extender does must not rest on it.
+    pub(crate) fn allows_any_shape(&self) {
+        let _ = self.admin.run(&["label", "namespace", &self.space.name, "gpu-steward.io/pod-shape=any"]).ok();
+    }
+
     /// The pods of the test's namespace.
     pub(crate) fn pods(&self) -> Vec<Value> {
         self.admin.get(&["pods", "-n", &self.space.name])["items"].as_array().expect("a list").clone()

@@ -126,7 +126,7 @@ type PodPart = (&'static str, fn(usize) -> Value, usize, &'static str);
 const COUNTED: [PodPart; 10] = [
     ("/metadata/labels", entries, 64, "at most 64 labels, and this one has 65"),
     ("/metadata/annotations", entries, 1000, "at most 1000 annotations, and this one has 1001"),
-    ("/metadata/annotations", |length| json!({ "a": "b".repeat(length) }), (64 << 10) - 1, "have at most 65536 bytes"),
+    ("/metadata/annotations", |length| json!({ "a": "b".repeat(length) }), (32 << 10) - 1, "have at most 32768 bytes"),
     ("/metadata/finalizers", |count| list(count, |at| json!(format!("a.example/f{at}"))), 20, "at most 20 finalizers"),
     (
         "/metadata/ownerReferences",
@@ -168,23 +168,36 @@ const COUNTED: [PodPart; 10] = [
     ),
     (
         "/spec/initContainers",
-        |count| {
-            list(count, |at| {
-                json!({ "name": format!("c{at}"), "image": "registry.local/busybox:1",
-                        "resources": { "limits": { "nvidia.com/gpu": 1 } } })
-            })
-        },
-        64,
-        "at most 64 containers that request GPUs",
+        |count| list(count, |at| json!({ "name": format!("c{at}"), "image": "registry.local/busybox:1" })),
+        64 - 1,
+        "at most 64 containers, init containers included",
     ),
 ];
 
 /// What the kubelet and the runtime keep or repeat of each container.
-const OF_CONTAINERS: [PodPart; 6] = [
+const OF_CONTAINERS: [PodPart; 9] = [
+    ("/spec/containers/0/image", |length| "a".repeat(length).into(), 512, "more than 512 characters"),
+    (
+        "/spec/containers/0/ports",
+        |length| json!([{ "containerPort": 80, "hostIP": "1".repeat(length) }]),
+        64,
+        "is no IP address",
+    ),
+    (
+        "/metadata/labels",
+        |length| {
+            let mut labels = Map::new();
+            (0..32).for_each(|at| drop(labels.insert(format!("{at:02}{}", "k".repeat(190)), json!("v".repeat(62)))));
+            labels.insert("more".into(), json!("v".repeat(length)));
+            labels.into()
+        },
+        8192 - 32 * 254 - 4,
+        "the labels of a pod may have at most 8192 bytes",
+    ),
     (
         "/spec/containers/0/lifecycle",
         |length| json!({ "preStop": { "exec": { "command": ["<".repeat(length)] } } }),
-        8192 - 3,
+        2048 - 3,
         "the preStop hooks of a pod",
     ),
     (
@@ -193,20 +206,20 @@ const OF_CONTAINERS: [PodPart; 6] = [
             let headers = json!([{ "name": "a", "value": "b".repeat(length) }]);
             json!({ "preStop": { "httpGet": { "port": 80, "path": "/", "httpHeaders": headers } } })
         },
-        8192 - 22,
+        2048 - 22,
         "the preStop hooks of a pod",
     ),
     (
         "/spec/containers/0/terminationMessagePath",
         |length| "/".repeat(length).into(),
-        16 << 10,
+        4 << 10,
         "the terminationMessagePath of all containers",
     ),
     (
         "/spec/containers/0/ports",
         |count| list(count, |at| json!({ "containerPort": at + 1 })),
-        256,
-        "at most 256 ports, and this one has 257",
+        128,
+        "at most 128 ports, and this one has 129",
     ),
     (
         "/metadata/annotations",
