@@ -266,13 +266,14 @@ fn a_pod_grows_only_up_to_its_bounds() {
     assert!(output.contains("at most 64 labels, and this one has 65"), "{output}");
     let _ = label(&["k0-", "one=more"]).ok();
 
-    // Each name of a writer is one entry of managedFields.
-    let mut pod = owner.pod("written");
-    pod["metadata"]["labels"] = json!({ "a": "b" });
-    let apply = |at: usize| {
-        let manager = format!("--field-manager=m{at}");
-        owner.user.run_with(&["apply", "--server-side", "--force-conflicts", &manager, "-f", "-"], &pod.to_string())
-    };
-    (0..50).for_each(|at| drop(apply(at).ok()));
-    assert!(apply(50).refused().contains("at most 50 managedFields, and this one has 51"));
+    // What agents and schedulers write fits beside it, and the kubelet's status too.
+    pod = owner.pod("annotated");
+    pod["metadata"]["annotations"] = json!({ "a": "b".repeat((32 << 10) - 1) });
+    let _ = owner.user.create(&pod.to_string()).ok();
+    let annotate = |by: &Kubectl| by.run(&["annotate", "pod", "annotated", "-n", namespace, "more=text"]);
+    assert!(annotate(&owner.user).refused().contains("have at most 32768 bytes"));
+    let admin = Cluster::shared().admin();
+    let _ = annotate(&admin).ok();
+    let status = r#"{"status":{"message":"of a kubelet"}}"#;
+    let _ = admin.run(&["patch", "pod", "annotated", "-n", namespace, "--subresource=status", "-p", status]).ok();
 }
