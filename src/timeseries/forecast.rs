@@ -51,7 +51,7 @@ pub enum Member {
 pub struct Forecast {
     /// How far ahead.
     pub horizon: Duration,
-    /// The forecast value, in the unit of the series.
+    /// The forecast value, in the unit of the series. [`forecast`] gives one within the interval.
     pub value: f64,
     /// 90 % interval of the value.
     pub interval: (f64, f64),
@@ -114,7 +114,10 @@ fn forecast_one(series: &Series, horizon: Duration, period: Option<&Period>) -> 
     let replayed = steps.saturating_mul(REPLAYED_HORIZONS).max(REPLAYED_VALUES);
     let newest = series.slice(series.len().saturating_sub(replayed)..series.len());
     let last = replay(&newest, steps, period).pop()?;
-    (last.at + 1 == newest.len()).then_some(Forecast { horizon, ..last.forecast })
+    // A member that lags behind a load that rises has erred in one direction only. Then its value is outside of the interval that
+    // follows from its errors, and the nearest end of the interval is the better forecast.
+    let Forecast { value, interval: (low, high), .. } = last.forecast;
+    (last.at + 1 == newest.len()).then_some(Forecast { horizon, value: value.max(low).min(high), ..last.forecast })
 }
 
 /// An upper bound of the values within the next `horizon`, which is rounded to whole steps of the series: their maximum

@@ -33,6 +33,20 @@ fn a_constant_is_forecast_without_doubt() {
 }
 
 #[test]
+fn the_forecast_of_a_load_that_repeats_and_rises_lies_within_its_interval() {
+    let value = |at: u32| f64::from(at) * 0.8 + if at % 60 >= 30 { 200.0 } else { 0.0 };
+    let values = series((0..1200).map(value));
+    for steps in [1, 30, 60, 300] {
+        let forecast = forecast(&values, &[SECOND * steps], Some(&cycle(60)))[0].unwrap();
+        let (low, high) = forecast.interval;
+        assert!((low..=high).contains(&forecast.value), "{steps}: {forecast:?}");
+        // The next value is another level, which the last value does not know.
+        let error = (forecast.value - value(1199 + steps)).abs();
+        assert!(steps == 1 || error < 150.0, "{steps}: {forecast:?}, {error}");
+    }
+}
+
+#[test]
 fn noise_is_not_forecast_by_the_last_value() {
     let replayed = replay(&series(noise(1).take(2000)), 5, None);
     let choices = replayed.iter().filter(|made| made.forecast.member == Member::Median).count();
