@@ -187,11 +187,12 @@ const OF_CONTAINERS: [PodPart; 9] = [
         "/metadata/labels",
         |length| {
             let mut labels = Map::new();
-            (0..32).for_each(|at| drop(labels.insert(format!("{at:02}{}", "k".repeat(190)), json!("v".repeat(62)))));
+            let key = |at: usize| format!("a.example/{at:02}{}", "k".repeat(61));
+            (0..60).for_each(|at| drop(labels.insert(key(at), json!("v".repeat(63)))));
             labels.insert("more".into(), json!("v".repeat(length)));
             labels.into()
         },
-        8192 - 32 * 254 - 4,
+        8192 - 60 * (73 + 63) - 4,
         "the labels of a pod may have at most 8192 bytes",
     ),
     (
