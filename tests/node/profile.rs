@@ -117,13 +117,7 @@ fn utf_16_and_standard_input_give_the_same_answer() {
     let utf16: Vec<u8> = format!("\u{feff}{rows}").encode_utf16().flat_map(u16::to_le_bytes).collect();
     let plain = json(&profile_of(rows.as_bytes(), &["-o", "json"]));
     assert_eq!(json(&profile_of(&utf16, &["-o", "json"])), plain);
-    let mut reading = Command::new(BINARY)
-        .args(["profile", "csv", "-", "-o", "json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut reading = reads_a_pipe(&[]);
     reading.stdin.take().unwrap().write_all(rows.as_bytes()).unwrap();
     assert_eq!(json(&reading.wait_with_output().unwrap()), plain);
 }
@@ -252,6 +246,18 @@ fn peak_of(process: &Child) -> JoinHandle<u64> {
     })
 }
 
+/// The command as it reads a pipe.
+fn reads_a_pipe(more: &[&str]) -> Child {
+    Command::new(BINARY)
+        .args(["profile", "csv", "-", "-o", "json"])
+        .args(more)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
 #[test]
 fn a_small_file_with_distant_times_takes_little_memory() {
     let mut rows = "time,group,value\n".to_owned();
@@ -260,13 +266,7 @@ fn a_small_file_with_distant_times_takes_little_memory() {
             writeln!(rows, "{at},{group},{}", at % 5).unwrap();
         }
     }
-    let mut reading = Command::new(BINARY)
-        .args(["profile", "csv", "-", "--group", "group", "-o", "json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut reading = reads_a_pipe(&["--group", "group"]);
     let peak = peak_of(&reading);
     reading.stdin.take().unwrap().write_all(rows.as_bytes()).unwrap();
     let answer = reading.wait_with_output().unwrap();
@@ -280,13 +280,7 @@ fn a_small_file_with_distant_times_takes_little_memory() {
 #[test]
 fn ten_million_rows_take_at_most_256_mib() {
     const ROWS: u64 = 10_000_000;
-    let mut reading = Command::new(BINARY)
-        .args(["profile", "csv", "-", "-o", "json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut reading = reads_a_pipe(&[]);
     let peak = peak_of(&reading);
     let mut rows = BufWriter::with_capacity(1 << 20, reading.stdin.take().unwrap());
     rows.write_all(b"time,value\n").unwrap();
